@@ -1,0 +1,72 @@
+"""RAII for OpenCL memory objects over PyOpenCL: who owns a ``cl_mem``, when it is mapped, what orders its use.
+
+Names are loaded on first use, so that a test plugin can import this package where there is no OpenCL.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._access import In as In
+    from ._access import InOut as InOut
+    from ._access import Out as Out
+    from ._callbacks import ObjectInfo as ObjectInfo
+    from ._commands import enqueue_fill as enqueue_fill
+    from ._commands import enqueue_kernel as enqueue_kernel
+    from ._copy import enqueue_copy as enqueue_copy
+    from ._handle import MemHandle as MemHandle
+    from ._hostmem import aligned_empty as aligned_empty
+    from ._mapping import Mapping as Mapping
+    from ._mapping import MapState as MapState
+    from ._meminfo import MemInfo as MemInfo
+    from ._migration import Migration as Migration
+    from ._waitlist import wait_list as wait_list
+    from .diagnostics.leaks import LiveRecord as LiveRecord
+    from .diagnostics.leaks import Statistics as Statistics
+    from .diagnostics.leaks import live as live
+    from .diagnostics.leaks import statistics as statistics
+    from .exceptions import *  # noqa: F403
+    from .flags import MapFlags as MapFlags
+    from .flags import MemFlags as MemFlags
+    from .flags import MigrationFlags as MigrationFlags
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "_access": ("In", "InOut", "Out"),
+    "_callbacks": ("ObjectInfo",),
+    "_commands": ("enqueue_fill", "enqueue_kernel"),
+    "_copy": ("enqueue_copy",),
+    "_handle": ("MemHandle",),
+    "_hostmem": ("aligned_empty",),
+    "_mapping": ("MapState", "Mapping"),
+    "_meminfo": ("MemInfo",),
+    "_migration": ("Migration",),
+    "_waitlist": ("wait_list",),
+    "diagnostics.leaks": ("LiveRecord", "Statistics", "live", "statistics"),
+    "exceptions": (
+        "AlignmentError", "CallError", "ClMemLifeError", "CleanupWarning", "ContextMismatchError", "DependencyError",
+        "ForkedProcessError", "HazardError", "HazardWarning", "HostAliasError", "LeakError", "LeakWarning",
+        "LiveViewError", "MapConflictError", "OwnershipError", "ReleasedError", "UnmappedError", "UnorderedAccessError",
+        "UnsupportedError", "ViewWarning", "ZeroCopyWarning",
+    ),
+    "flags": ("MapFlags", "MemFlags", "MigrationFlags"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME[name] not in ("exceptions", "flags"):
+        importlib.import_module("._lifecycle", __name__)
+    value = globals()[name] = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

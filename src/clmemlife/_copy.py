@@ -1,0 +1,254 @@
+"""Copies between host memory, buffers and images: `enqueue_copy`, with PyOpenCL's keywords."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from . import _ledger, _opencl, _waitlist
+from ._access import Use
+from ._handle import MemHandle
+from ._meminfo import image_region
+from ._submit import check_queue, marker, submit, target
+from .flags import MemFlags
+
+__all__ = ["enqueue_copy"]
+
+_BUFFER = cl.mem_object_type.BUFFER
+
+
+def enqueue_copy(
+    queue: cl.CommandQueue, dest: Any, src: Any, *, wait_for: Any = None, is_blocking: bool = True, **where: Any
+) -> cl.Event:
+    """Copy between host memory, buffers and images; at least one side is on the device.
+
+    Parameters
+    ----------
+    queue : pyopencl.CommandQueue
+    dest, src : MemHandle, PyOpenCL memory object, or contiguous host memory (buffer protocol)
+    wait_for
+        See `wait_list`.
+    is_blocking : bool
+        Whether a copy from or to host memory is complete when this returns. Between device objects it means
+        nothing.
+    **where
+        As PyOpenCL takes them. Bytes: ``src_offset``, ``dst_offset``, ``byte_count``. Rectangles (bytes, rows,
+        slices): ``buffer_origin``, ``host_origin``, ``region``, ``buffer_pitches``, ``host_pitches``, or between
+        buffers ``src_origin``, ``dst_origin``, ``region``, ``src_pitches``, ``dst_pitches``. Images (pixels):
+        ``origin``, ``region``, ``pitches`` (bytes), or between images ``src_origin``, ``dest_origin``, ``region``,
+        or with a buffer ``offset``, ``origin``, ``region``.
+
+    Returns
+    -------
+    pyopencl.Event
+        Dropping it never blocks. Host memory is held until the copy is complete; if it is the array of a
+        `Mapping`, the unmap waits for the copy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Two host sides; a range outside; memory that is not contiguous or not writable; ``HOST_*`` flags that forbid
+        it.
+    MapConflictError, DependencyError, ContextMismatchError, ReleasedError
+
+    Notes
+    -----
+    OpenCL specification: ``clEnqueueReadBuffer``, ``clEnqueueWriteBuffer``, ``clEnqueueCopyBuffer``, their ``Rect``
+    forms, and the image forms.
+    """
+    check_queue(queue)
+    if isinstance(dest, cl.SVMPointer) or isinstance(src, cl.SVMPointer):
+        return _submit(queue, (), dest, src, wait_for, is_blocking, {"is_blocking": is_blocking, **where})
+    to_device, from_device = _is_device(dest), _is_device(src)
+    if not to_device and not from_device:
+        raise TypeError(f"one side must be a memory object, not {type(dest).__name__} and {type(src).__name__}")
+    if to_device:
+        dest_mem, dest_use = target(queue, dest, reads=False, writes=True)
+    if from_device:
+        src_mem, src_use = target(queue, src, reads=True, writes=False)
+    if to_device and from_device:
+        uses = _between(dest_mem, dest_use, src_mem, src_use, where)
+        if uses is None:
+            return marker(queue, wait_for, "enqueue_copy")
+        return _submit(queue, uses, dest_mem, src_mem, wait_for, False, where)
+    mem, use = (dest_mem, dest_use) if to_device else (src_mem, src_use)
+    host = _host_array(src if to_device else dest, writable=not to_device)
+    check_host_access(
+        MemFlags(mem.flags), "a copy to it" if to_device else "a copy from it", reads=not to_device, writes=to_device
+    )
+    if not _with_host(mem, use, host, where, "dst_offset" if to_device else "src_offset"):
+        return marker(queue, wait_for, "enqueue_copy")
+    event = _submit(
+        queue, (use,), mem if to_device else host, host if to_device else mem, wait_for, is_blocking,
+        {"is_blocking": is_blocking, **where},
+    )  # fmt: skip
+    if not is_blocking:
+        _tell_maps(host, event)
+    return event
+
+
+def _submit(
+    queue: cl.CommandQueue,
+    uses: Sequence[Use],
+    dest: Any,
+    src: Any,
+    wait_for: Any,
+    blocking: bool,
+    where: dict[str, Any],
+) -> cl.Event:
+    waits = _waitlist.prepare(queue, wait_for)
+
+    def call() -> cl.Event:
+        return _opencl.enqueue_copy(queue, dest, src, wait_for=waits, **where)
+
+    event = submit("enqueue_copy", queue, uses, waits, (dest, src), call, blocking=blocking)
+    if isinstance(event, cl.NannyEvent):
+        # Its destructor waits holding the interpreter: that one stays in the in-flight table, the caller gets another.
+        return _opencl.wrap_event(event.int_ptr, True)
+    return event
+
+
+def _is_device(side: Any) -> bool:
+    return isinstance(side, (MemHandle, cl.MemoryObjectHolder))
+
+
+def _host_array(side: Any, *, writable: bool) -> np.ndarray[Any, Any]:
+    """Return host memory as an array that PyOpenCL takes as it is."""
+    if isinstance(side, np.ndarray):
+        array = side
+    elif isinstance(side, np.generic) and not writable:
+        array = np.asarray(side)
+    else:
+        try:
+            array = np.frombuffer(memoryview(side).cast("B"), np.uint8)
+        except TypeError:
+            raise TypeError(f"{type(side).__name__} is neither a memory object nor contiguous host memory") from None
+    if not array.flags.forc:
+        raise ValueError("host memory must be contiguous; use numpy.ascontiguousarray, or a rectangle of the whole")
+    if array.dtype.hasobject:
+        raise TypeError("host memory has elements that are Python objects; they mean nothing to a device")
+    if writable and not array.flags.writeable:
+        raise ValueError("the destination is read-only host memory")
+    return array
+
+
+@functools.cache
+def check_host_access(flags: MemFlags, what: str, *, reads: bool, writes: bool) -> None:
+    """Refuse what the ``HOST_*`` flags of an object forbid to the host."""
+    for forbidden, applies in (
+        (MemFlags.HOST_NO_ACCESS, True), (MemFlags.HOST_WRITE_ONLY, reads), (MemFlags.HOST_READ_ONLY, writes),
+    ):  # fmt: skip
+        if applies and flags & forbidden:
+            raise ValueError(f"the object was created with {forbidden}, which forbids {what}")
+
+
+def _with_host(mem: Any, use: Use, host: np.ndarray[Any, Any], where: dict[str, Any], offset_name: str) -> bool:
+    """Set the bytes that a copy with host memory touches; return whether there are any."""
+    if mem.type != _BUFFER:
+        return _image_part(mem, use, where, "origin")
+    if "buffer_origin" in where:
+        region = _triple(where["region"], 1)
+        _rectangle(use, where["buffer_origin"], region, where.get("buffer_pitches"), mem.size, "buffer")
+        other = Use(use.root, 0, host.nbytes, reads=False, writes=False)
+        _rectangle(other, where.get("host_origin", (0,)), region, where.get("host_pitches"), host.nbytes, "host memory")
+        return 0 not in region
+    offset = operator.index(where.get(offset_name, 0))
+    _linear(use, offset, host.nbytes, mem.size)
+    return host.nbytes > 0
+
+
+def _between(dest: Any, dest_use: Use, src: Any, src_use: Use, where: dict[str, Any]) -> tuple[Use, Use] | None:
+    """Set the bytes that a copy between device objects touches; ``None`` if there are none."""
+    some = True
+    if dest.type == _BUFFER and src.type == _BUFFER:
+        if "src_origin" in where:
+            region = _triple(where["region"], 1)
+            _rectangle(src_use, where["src_origin"], region, where.get("src_pitches"), src.size, "source")
+            _rectangle(dest_use, where["dst_origin"], region, where.get("dst_pitches"), dest.size, "destination")
+            some = 0 not in region
+        else:
+            src_offset, dst_offset = (operator.index(where.get(name, 0)) for name in ("src_offset", "dst_offset"))
+            count = where.get("byte_count")
+            count = min(src.size - src_offset, dest.size - dst_offset) if count is None else operator.index(count)
+            _linear(src_use, src_offset, count, src.size)
+            _linear(dest_use, dst_offset, count, dest.size)
+            where["byte_count"] = count
+            some = count > 0
+            same = src_use.root is dest_use.root
+            if same and src_use.start < dest_use.stop and dest_use.start < src_use.stop:
+                raise ValueError("source and destination overlap in one memory object, which the standard forbids")
+    elif dest.type != _BUFFER and src.type != _BUFFER:
+        some = _image_part(src, src_use, where, "src_origin") and _image_part(dest, dest_use, where, "dest_origin")
+    else:
+        image, image_use, buffer, buffer_use = (
+            (dest, dest_use, src, src_use) if src.type == _BUFFER else (src, src_use, dest, dest_use)
+        )
+        some = _image_part(image, image_use, where, "origin")
+        width, height, depth = _triple(where["region"], 1)
+        _linear(
+            buffer_use, operator.index(where.get("offset", 0)), width * height * depth * image.element_size, buffer.size
+        )
+    return (dest_use, src_use) if some else None
+
+
+def _linear(use: Use, offset: int, count: int, size: int) -> None:
+    if offset < 0 or count < 0 or offset + count > size:
+        raise ValueError(
+            f"bytes [{offset}, {offset + count}) are not within the {size} bytes of {use.label or 'the object'!r}"
+        )
+    use.start += offset
+    use.stop = use.start + count
+
+
+def _triple(numbers: Sequence[int], rest: int) -> tuple[int, int, int]:
+    if not 1 <= len(numbers) <= 3:
+        raise ValueError(f"{tuple(numbers)} must have one to three numbers")
+    one, two, three = (*(operator.index(n) for n in numbers), rest, rest)[:3]
+    return one, two, three
+
+
+def _rectangle(
+    use: Use, origin: Sequence[int], region: tuple[int, int, int], pitches: Sequence[int] | None, size: int, side: str
+) -> None:
+    x, y, z = _triple(origin, 0)
+    width, height, depth = region
+    row, slice_ = (*(operator.index(n) for n in pitches or ()), 0, 0)[:2]
+    row = row or width
+    slice_ = slice_ or row * height
+    start = z * slice_ + y * row + x
+    stop = start + max(depth - 1, 0) * slice_ + max(height - 1, 0) * row + width
+    if min(x, y, z, *region) < 0 or row < width or (depth > 1 and slice_ < row * height) or stop > size:
+        raise ValueError(
+            f"the rectangle at {(x, y, z)} of {region} bytes, rows and slices with pitches {(row, slice_)} is not "
+            f"within the {size} bytes of the {side}"
+        )
+    if not use.start:
+        use.box, use.pitches = ((x, y, z), region), (row, slice_)
+    use.start += start
+    use.stop = use.start + stop - start
+
+
+def _image_part(image: Any, use: Use, where: dict[str, Any], origin_name: str) -> bool:
+    origin, region, limits = _triple(where[origin_name], 0), _triple(where["region"], 1), image_region(image)
+    if any(o < 0 or n < 0 or o + n > limit for o, n, limit in zip(origin, region, limits, strict=True)):
+        raise ValueError(f"the region of {region} pixels at {origin} is not within the image's {limits}")
+    if image.type == cl.mem_object_type.IMAGE1D_BUFFER:
+        itemsize = image.element_size
+        use.stop = use.start + (origin[0] + region[0]) * itemsize
+        use.start += origin[0] * itemsize
+    else:
+        use.box = (origin, region)
+    return 0 not in region
+
+
+def _tell_maps(host: np.ndarray[Any, Any], event: cl.Event) -> None:
+    """Let the maps whose memory `host` is wait for `event` before they end."""
+    start = host.__array_interface__["data"][0]
+    for entry in _ledger.open_maps():
+        if start < entry.address + entry.nbytes and entry.address < start + host.nbytes:
+            entry.pending.append(event)

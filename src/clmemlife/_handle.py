@@ -1,0 +1,322 @@
+"""`MemHandle`: the ways to come by a reference to a memory object."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pyopencl as cl
+
+from . import _hostmem, _ledger, _opencl
+from ._meminfo import (
+    ACCESS_FLAGS,
+    ASSOCIATED,
+    HOST_PTR_FLAGS,
+    allocate,
+    check_flags,
+    check_narrowing,
+    image_bytes,
+    image_type,
+    pixel_size,
+)
+from ._reference import Reference
+from ._site import caller_site, describe
+from .exceptions import AlignmentError, CallError, OwnershipError, UnsupportedError
+from .flags import MemFlags, require
+
+__all__ = ["MemHandle"]
+
+
+class MemHandle(Reference):
+    """Own one reference to an OpenCL memory object and give it back exactly once.
+
+    Made by `create_buffer`, `create_image`, `retain`, `adopt` and `sub_buffer`, never by itself. The reference
+    is given back by ``with``, `release` or, with a `LeakWarning`, by garbage collection. Afterwards `label`,
+    `site`, `released`, ``repr`` and `release` still answer; everything else raises `ReleasedError` before any
+    OpenCL call. Handles may be used from any thread; if several release one handle, one of them does it.
+
+    OpenCL specification: "Retaining and Releasing Memory Objects" (``clRetainMemObject``, ``clReleaseMemObject``).
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        raise TypeError("use MemHandle.create_buffer, create_image, retain or adopt")
+
+    @classmethod
+    def create_buffer(
+        cls,
+        context: cl.Context,
+        size: int | None = None,
+        flags: MemFlags = MemFlags.READ_WRITE,
+        *,
+        hostbuf: Any = None,
+        label: str | None = None,
+        allow_alias: bool = False,
+        require_zero_copy: bool = False,
+    ) -> MemHandle:
+        """Create a buffer and own its creation reference.
+
+        Parameters
+        ----------
+        context : pyopencl.Context
+        size : int, optional
+            Bytes; may be left out with `hostbuf`.
+        flags : MemFlags
+            With ``USE_HOST_PTR`` the memory of `hostbuf` is the buffer's and is kept alive until the runtime says
+            that the memory object is gone; with ``COPY_HOST_PTR`` its content is copied now.
+        hostbuf : object with the buffer protocol, optional
+            Contiguous host memory of at least `size` bytes; writable unless the flags say ``READ_ONLY``.
+        label : str, optional
+            Name for messages and reports.
+        allow_alias : bool
+            Allow ``USE_HOST_PTR`` memory that overlaps that of another live memory object.
+        require_zero_copy : bool
+            Raise `AlignmentError` where ``USE_HOST_PTR`` memory is misaligned, instead of warning.
+
+        Raises
+        ------
+        TypeError
+            `flags` no `MemFlags`; `size` and `flags` swapped.
+        ValueError
+            A size of zero, beyond `hostbuf` or beyond what any device of the context takes; `hostbuf` without a
+            flag to use it or a flag without `hostbuf`; contradictory flags; read-only memory for a writable buffer.
+        AlignmentError, HostAliasError
+            ``USE_HOST_PTR`` memory below element alignment; in use by another object.
+        pyopencl.MemoryError
+            After one garbage collection and one retry; quotes the limit, the device and what is alive.
+
+        Notes
+        -----
+        OpenCL specification: ``clCreateBuffer``. Does not block.
+        """
+        if isinstance(size, MemFlags):
+            raise TypeError("size (bytes) comes before flags: create_buffer(context, size, flags)")
+        flags = check_flags(flags)
+        if not isinstance(context, cl.Context):
+            raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
+        site = caller_site()
+        host = _hostmem.open_hostbuf(hostbuf, flags)
+        if size is None:
+            if host is None:
+                raise ValueError("create_buffer needs a size in bytes, or a hostbuf that has one")
+            size = host.nbytes
+        else:
+            size = operator.index(size)
+        if size <= 0:
+            raise ValueError(f"the size of a buffer must be at least 1 byte, not {size}")
+        if host is not None and host.nbytes < size:
+            raise ValueError(f"hostbuf has {host.nbytes} bytes, fewer than the buffer's size of {size}")
+        limits = _opencl.context_limits(context)
+        if size > limits.max_mem_alloc_size:
+            raise ValueError(
+                f"a buffer of {size} bytes is beyond the largest allocation of {limits.max_mem_alloc_size} bytes "
+                f"(CL_DEVICE_MAX_MEM_ALLOC_SIZE of {limits.largest_device})"
+            )
+        if host is not None and flags & MemFlags.USE_HOST_PTR:
+            host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
+        arguments = (context, flags.value, size, None if host is None else host.view)
+        mem = allocate(_opencl.create_buffer, arguments, size, limits)
+        return cls._take(mem, "create_buffer", label, site, None, host)
+
+    @classmethod
+    def create_image(
+        cls,
+        context: cl.Context,
+        shape: tuple[int, ...],
+        format: cl.ImageFormat,
+        flags: MemFlags = MemFlags.READ_WRITE,
+        *,
+        is_array: bool = False,
+        buffer: MemHandle | cl.Buffer | None = None,
+        hostbuf: Any = None,
+        pitches: tuple[int, ...] | None = None,
+        label: str | None = None,
+        allow_alias: bool = False,
+        require_zero_copy: bool = False,
+    ) -> MemHandle:
+        """Create an image and own its creation reference.
+
+        Parameters
+        ----------
+        context : pyopencl.Context
+        shape : tuple of int
+            ``(width[, height[, depth]])`` in pixels; with `is_array` the last number counts the images.
+        format : pyopencl.ImageFormat
+        flags : MemFlags
+        is_array : bool
+            A 1D or 2D image array.
+        buffer : MemHandle or pyopencl.Buffer, optional
+            Make a 1D image over this buffer's memory.
+        hostbuf, label, allow_alias, require_zero_copy
+            As for `create_buffer`.
+        pitches : tuple of int, optional
+            Row and slice pitch of `hostbuf` in bytes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `create_buffer`; a shape that is no image's; a format that the context does not list.
+        UnsupportedError
+            No device of the context has images.
+
+        Notes
+        -----
+        OpenCL specification: ``clCreateImage``. Does not block.
+        """
+        flags = check_flags(flags)
+        if not isinstance(context, cl.Context):
+            raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
+        if not isinstance(format, cl.ImageFormat):
+            raise TypeError(f"format must be a pyopencl.ImageFormat, not {type(format).__name__}")
+        site = caller_site()
+        shape = tuple(operator.index(n) for n in shape)
+        kind = image_type(shape, is_array=is_array, over_buffer=buffer is not None)
+        if not any(device.image_support for device in context.devices):
+            raise UnsupportedError(f"no device of {context!r} supports images")
+        access = flags & ACCESS_FLAGS or MemFlags.READ_WRITE
+        listed = cl.get_supported_image_formats(context, access.value, kind)
+        if format not in listed:
+            raise ValueError(f"{format!r} is not among the formats that the context lists for this kind and access")
+        if pitches is not None and hostbuf is None:
+            raise ValueError("pitches describe hostbuf, and there is none")
+        host = _hostmem.open_hostbuf(hostbuf, flags)
+        if host is not None:
+            needed = image_bytes(shape, pixel_size(format), pitches)
+            if host.nbytes < needed:
+                raise ValueError(f"hostbuf has {host.nbytes} bytes, fewer than the {needed} that the image needs")
+            if flags & MemFlags.USE_HOST_PTR:
+                host.check(context, needed, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
+        over = buffer._share() if isinstance(buffer, MemHandle) else buffer
+        padded = None if pitches is None else (*pitches, 0, 0)[:2]
+        arguments = (context, flags.value, format, shape, padded, None if host is None else host.view, is_array, over)
+        mem = allocate(_opencl.create_image, arguments, 0, _opencl.context_limits(context))
+        return cls._take(mem, "create_image", label, site, None, host)
+
+    @classmethod
+    def retain(cls, mem: MemHandle | cl.MemoryObjectHolder | int, *, label: str | None = None) -> MemHandle:
+        """Share an object that somebody else owns: one reference more now, one less at release.
+
+        Parameters
+        ----------
+        mem : MemHandle, PyOpenCL memory object, or int
+            An ``int`` is the address of a live ``cl_mem`` (``int_ptr``).
+        label : str, optional
+
+        Raises
+        ------
+        TypeError, ValueError, ReleasedError, CallError
+
+        Notes
+        -----
+        OpenCL specification: ``clRetainMemObject``.
+        """
+        site = caller_site()
+        if isinstance(mem, MemHandle):
+            return cls._take(mem._share(), "retain", label if label is not None else mem.label, site, mem._parent)
+        if isinstance(mem, cl.MemoryObjectHolder):
+            return cls._take(mem, "retain", label, site, None)
+        return cls._take(_opencl.wrap_mem_object(_address(mem, "retain"), True), "retain", label, site, None)
+
+    @classmethod
+    def adopt(cls, int_ptr: int, *, label: str | None = None) -> MemHandle:
+        """Take over one existing reference to a raw ``cl_mem`` that nobody else will release.
+
+        Parameters
+        ----------
+        int_ptr : int
+            Address of a live ``cl_mem`` from foreign code.
+        label : str, optional
+
+        Raises
+        ------
+        TypeError
+            A PyOpenCL object or a handle: it releases itself, use `retain`.
+        OwnershipError
+            A live handle of this process has the object already: its reference is not there to be taken.
+
+        Notes
+        -----
+        If this raises, the reference is still the caller's. OpenCL specification: "Retaining and Releasing Memory
+        Objects".
+        """
+        if isinstance(int_ptr, (MemHandle, cl.MemoryObjectHolder)):
+            raise TypeError(
+                f"adopt takes the address of a cl_mem that nobody else releases; a {type(int_ptr).__name__} releases "
+                "itself: use MemHandle.retain"
+            )
+        address = _address(int_ptr, "adopt")
+        owner = _ledger.owner_of(address)
+        if owner is not None:
+            raise OwnershipError(
+                f"{describe(owner.label, owner.size, owner.site, owner.kind)} already owns this memory object in this "
+                "process; use MemHandle.retain to share it"
+            )
+        mem = _opencl.wrap_mem_object(address, True)
+        handle = cls._take(mem, "adopt", label, caller_site(), None)
+        try:
+            _opencl.release_mem_object(address)  # the adopted reference: _take has added the handle's own
+        except CallError:
+            handle.release()
+            raise
+        return handle
+
+    def sub_buffer(
+        self, origin: int, size: int, flags: MemFlags = MemFlags(0), *, label: str | None = None
+    ) -> MemHandle:
+        """Create a sub-buffer and own its creation reference.
+
+        Parameters
+        ----------
+        origin, size : int
+            Bytes, relative to this buffer (which may itself be a sub-buffer).
+        flags : MemFlags
+            Device and host access; what is not given is inherited.
+        label : str, optional
+
+        Raises
+        ------
+        AlignmentError
+            No device of the context takes this origin; names the nearest valid ones. (One that only some devices
+            take is refused where it is used on another.)
+        TypeError, ValueError
+            Not a buffer; an empty region or one that leaves the buffer; flags that cannot be had.
+
+        Notes
+        -----
+        The root stays alive as long as the sub-buffer does. OpenCL specification: ``clCreateSubBuffer``.
+        """
+        flags = require(flags, MemFlags)
+        origin, size = operator.index(origin), operator.index(size)
+        mem = self._share()
+        if self._type != cl.mem_object_type.BUFFER:
+            raise TypeError(f"only buffers have sub-buffers, {self!r} is none")
+        mine = self._entry
+        if size <= 0 or origin < 0 or origin + size > mine.size:
+            raise ValueError(f"bytes [{origin}, {origin + size}) are not a region of {self._text()}")
+        if flags & HOST_PTR_FLAGS:
+            raise ValueError(f"{flags & HOST_PTR_FLAGS} is inherited by a sub-buffer and cannot be given again")
+        check_narrowing(self._flags, flags)
+        origin += mine.offset
+        alignments = sorted(set(_opencl.context_limits(self._context).alignments.values()))
+        if all(origin % step for step in alignments):
+            step = alignments[0]
+            below = origin // step * step - mine.offset
+            raise AlignmentError(
+                f"origin {origin - mine.offset} of a sub-buffer of {self._text()} must be a multiple of {step} bytes "
+                f"in its root; the nearest valid origins are {max(below, 0)} and {below + step}"
+            )
+        root = mem if not mine.offset and mine.int_ptr == mine.root.int_ptr else mem.get_info(ASSOCIATED)
+        if label is None and mine.label:
+            label = f"{mine.label}[{origin - mine.offset}:{origin - mine.offset + size}]"
+        child = _opencl.get_sub_region(root, origin, size, flags.value)
+        return type(self)._take(child, "sub_buffer", label, caller_site(), self._parent or self)
+
+
+def _address(value: object, caller: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{caller} takes a PyOpenCL memory object or the address of a cl_mem, not {value!r}")
+    address = operator.index(value)
+    if address <= 0:
+        raise ValueError(f"{address} is not the address of a cl_mem")
+    return address

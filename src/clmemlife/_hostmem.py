@@ -1,0 +1,153 @@
+"""Host memory that a memory object uses: what is fit for it, who else uses it, and how long it must stay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+
+from . import _callbacks, _opencl
+from ._site import describe, warn_at
+from .exceptions import AlignmentError, HostAliasError, ZeroCopyWarning
+from .flags import MemFlags
+
+__all__ = ["aligned_empty"]
+
+_PAGE = 4096
+_USES = MemFlags.USE_HOST_PTR | MemFlags.COPY_HOST_PTR
+
+
+class _Lease(NamedTuple):
+    start: int
+    stop: int
+    text: str
+    watch: _callbacks.Watch
+
+
+_leases: dict[int, _Lease] = {}
+_numbers = itertools.count()
+
+
+class HostMemory:
+    """Contiguous host memory behind a ``hostbuf``: ``view`` is a flat array of bytes that keeps it alive."""
+
+    __slots__ = ("_leased", "address", "element_aligned", "nbytes", "view")
+
+    def __init__(self, hostbuf: Any) -> None:
+        if isinstance(hostbuf, np.ndarray):
+            if hostbuf.dtype.hasobject:
+                raise TypeError("hostbuf has elements that are Python objects; they mean nothing to a device")
+            if not hostbuf.flags.forc:
+                raise ValueError("hostbuf is not contiguous; use numpy.ascontiguousarray")
+            flat = hostbuf if hostbuf.flags.c_contiguous else hostbuf.T
+            self.view = flat.reshape(-1).view(np.uint8)
+            self.element_aligned = bool(hostbuf.flags.aligned)
+        else:
+            try:
+                self.view = np.frombuffer(memoryview(hostbuf).cast("B"), np.uint8)
+            except TypeError:
+                raise TypeError(f"hostbuf must be contiguous host memory, not {type(hostbuf).__name__}") from None
+            self.element_aligned = True
+        self.nbytes = self.view.nbytes
+        self.address: int = self.view.__array_interface__["data"][0]
+        self._leased = False
+
+    def check(
+        self, context: cl.Context, size: int, label: str | None, site: str, *,
+        allow_alias: bool, require_zero_copy: bool,
+    ) -> None:  # fmt: skip
+        """Refuse memory that an object cannot use as it is, or that another live object uses."""
+        self._leased = True
+        text = f"host memory at {self.address:#x} for {describe(label, size, site)}"
+        if not self.element_aligned:
+            raise AlignmentError(f"{text} is not even aligned for its own elements; see clmemlife.aligned_empty")
+        _callbacks.poll()
+        for number, lease in list(_leases.items()):
+            if lease.watch.dead:
+                _leases.pop(number, None)
+            elif not allow_alias and self.address < lease.stop and lease.start < self.address + size:
+                raise HostAliasError(
+                    f"{text} overlaps the host memory of {lease.text}, which is still alive; results would depend on "
+                    "timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
+                )
+        needed = max(_opencl.context_limits(context).alignments.values())
+        if self.address % needed:
+            advice = (
+                f"{text} is {self.address % needed} bytes past a multiple of {needed}, which the device needs to use "
+                "it without a copy; see clmemlife.aligned_empty"
+            )
+            if require_zero_copy:
+                raise AlignmentError(advice)
+            warn_at(site, advice, ZeroCopyWarning)
+
+    def lease(self, int_ptr: int, label: str | None, size: int, site: str) -> list[_callbacks.Watch]:
+        """Keep the memory until the driver says that the object at `int_ptr` is gone (``USE_HOST_PTR`` only)."""
+        if not self._leased:
+            return []
+        watch = _callbacks.watch(int_ptr, _callbacks.ObjectInfo(label, size, site))
+        watch.lease(self.view, size)
+        _leases[next(_numbers)] = _Lease(self.address, self.address + size, describe(label, size, site), watch)
+        return [watch]
+
+
+def open_hostbuf(hostbuf: Any, flags: MemFlags) -> HostMemory | None:
+    """Return the memory of `hostbuf`, checked against `flags`; ``None`` if there is none and none is wanted."""
+    if hostbuf is None:
+        if flags.value & _USES.value:
+            raise ValueError(f"{flags & _USES} needs a hostbuf")
+        return None
+    uses = flags & _USES
+    if not uses:
+        raise ValueError("hostbuf was given but no flag to use it: add MemFlags.USE_HOST_PTR or MemFlags.COPY_HOST_PTR")
+    host = HostMemory(hostbuf)
+    if not host.nbytes:
+        raise ValueError("hostbuf is empty; a memory object needs at least 1 byte")
+    if uses == MemFlags.USE_HOST_PTR and not flags & MemFlags.READ_ONLY and not host.view.flags.writeable:
+        raise ValueError(
+            "hostbuf is read-only memory but the object is writable: make it MemFlags.READ_ONLY, or copy with "
+            "MemFlags.COPY_HOST_PTR"
+        )
+    return host
+
+
+def aligned_empty(
+    shape: int | tuple[int, ...], dtype: Any = np.uint8, context_or_alignment: cl.Context | int = _PAGE
+) -> np.ndarray[Any, Any]:
+    """Return an uninitialised C-ordered array whose memory a device can use without a copy.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : data-type
+    context_or_alignment : pyopencl.Context or int
+        An alignment in bytes (a power of two), or a context: then the strictest of its devices, at least a page,
+        and the memory behind the array is whole cache lines.
+
+    Raises
+    ------
+    ValueError
+        An alignment that is no power of two; elements that are Python objects.
+
+    Notes
+    -----
+    OpenCL specification: ``clCreateBuffer`` (``CL_MEM_USE_HOST_PTR``) and ``CL_DEVICE_MEM_BASE_ADDR_ALIGN``.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError(f"{dtype} has elements that are Python objects; they mean nothing to a device")
+    if isinstance(context_or_alignment, cl.Context):
+        alignment = max(_PAGE, *_opencl.context_limits(context_or_alignment).alignments.values())
+    else:
+        alignment = operator.index(context_or_alignment)
+        if alignment <= 0 or alignment & (alignment - 1):
+            raise ValueError(f"an alignment must be a power of two, not {alignment}")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(-(-nbytes // 64) * 64 + alignment, np.uint8)
+    start = -memory.__array_interface__["data"][0] % alignment
+    array: np.ndarray[Any, Any] = memory[start : start + nbytes].view(dtype).reshape(shape)
+    return array

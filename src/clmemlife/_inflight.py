@@ -1,0 +1,91 @@
+"""What queued commands still use.
+
+Everything a command uses (memory objects, host arrays, the kernel) is held here until its event is complete. No
+destructor waits: an entry is dropped only when its event was seen complete or failed. The table is swept at every
+call into the library, two entries for each command, so that it stays within twice of what is really in flight.
+
+Seen complete means "may be let go", never "ordered": that is what events are for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyopencl as cl
+
+from . import _opencl
+
+Entry = tuple[cl.Event, Any, Sequence[cl.Event] | None]
+
+_table: deque[Entry] = deque()
+_failed: deque[tuple[cl.Event, Sequence[cl.Event] | None]] = deque(maxlen=64)
+
+
+def hold(event: cl.Event, used: object, waits: Sequence[cl.Event] | None) -> None:
+    """Keep `used` until `event` is complete; `waits` are the events that the command itself waits for."""
+    _table.append((event, used, waits))
+    sweep(2)
+
+
+def sweep(limit: int | None = None) -> None:
+    """Let go of what is complete, looking at `limit` entries (``None``: all)."""
+    for _ in range(len(_table) if limit is None else limit):
+        try:
+            entry = _table.popleft()
+        except IndexError:
+            return
+        try:
+            status = entry[0].command_execution_status
+        except cl.Error:
+            status = 1  # cannot be known: keep it, a leak is better than a dangling pointer
+        if status > 0:
+            _table.append(entry)
+        elif status < 0:
+            _failed.append((entry[0], entry[2]))
+
+
+def entries() -> tuple[Entry, ...]:
+    """Return what is in flight now (a snapshot; sweeps first)."""
+    sweep()
+    return tuple(_table)
+
+
+def root_failure(event: cl.Event) -> cl.Event:
+    """Return the event that `event` failed from, as far as that is on record; else `event` itself."""
+    recorded = dict(_failed)
+    recorded.update({known: waits for known, _, waits in tuple(_table)})
+    seen = {event}
+    while True:
+        cause = next((one for one in _failed_waits(recorded.get(event)) if one not in seen), None)
+        if cause is None:
+            return event
+        seen.add(cause)
+        event = cause
+
+
+def _failed_waits(waits: Sequence[cl.Event] | None) -> Iterator[cl.Event]:
+    for event in waits or ():
+        if event.command_execution_status < 0:
+            yield event
+
+
+def close(timeout: float) -> int:
+    """Wait up to `timeout` seconds for what is in flight; keep the rest for ever; return how many that were.
+
+    Used at interpreter exit and in a forked child (with no time at all): the destructors of what is left would
+    wait, or would reach a driver that may not be used.
+    """
+    deadline = time.monotonic() + timeout
+    while timeout and _table:
+        sweep()
+        if not _table or time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    left = list(_table)
+    _table.clear()
+    if left:
+        _opencl.immortalise(left)
+    return len(left)

@@ -1,0 +1,221 @@
+"""Who is alive: one entry for each handle, one `Root` for each memory object behind them, and the maps on it.
+
+Fed directly by handles and mappings, always, and cheaply. Pure: no PyOpenCL here. Numbers are never used again,
+addresses are: a `Root` stands for an object from the first of our handles or maps on it to the last.
+
+Finalizers may run at any allocation, also while this thread holds the lock; so removal never waits: what cannot
+be done at once is queued and done by whoever holds the lock next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from . import _journal
+from ._journal import Box
+
+_numbers = itertools.count(1)
+_lock = threading.RLock()
+_roots: dict[int, Root] = {}
+_entries: dict[int, Entry] = {}
+_open_maps: dict[int, MapEntry] = {}
+_by_address: dict[int, list[Entry]] = {}
+_removed: deque[Entry | MapEntry] = deque()
+
+
+class Root:
+    """One memory object that is no part of another, shared by all handles, sub-buffers and maps of it.
+
+    Attributes
+    ----------
+    number : int
+        Never used again.
+    int_ptr, size : int
+        Address of the ``cl_mem``; bytes.
+    label, site : str
+        Of the first handle.
+    users : int
+        Handles and maps.
+    maps : tuple of MapEntry
+        What is mapped now; replaced, never changed, so that it is read without the lock.
+    """
+
+    __slots__ = ("int_ptr", "label", "maps", "number", "site", "size", "users")
+
+    def __init__(self, int_ptr: int, size: int, label: str | None, site: str) -> None:
+        self.number = next(_numbers)
+        self.int_ptr = int_ptr
+        self.size = size
+        self.label = label
+        self.site = site
+        self.users = 0
+        self.maps: tuple[MapEntry, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class MapEntry:
+    """One open map: the bytes ``[start, stop)`` of the root, or a box of an image, and whether it writes.
+
+    ``owner`` gives the object that closes it (or ``None``); ``address`` and ``nbytes`` are the mapped host memory, and
+    ``pending`` the events of commands that use it as host memory. ``closed`` is set before the entry is struck out,
+    so that whoever reads ``Root.maps`` without the lock can tell.
+    """
+
+    root: Root
+    start: int
+    stop: int
+    box: Box | None
+    pitches: tuple[int, int]
+    writes: bool
+    site: str
+    owner: Callable[[], Any]
+    number: int = field(default_factory=_numbers.__next__)
+    address: int = 0
+    nbytes: int = 0
+    pending: list[Any] = field(default_factory=list)
+    closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One live handle. ``int_ptr`` is its own object, which for a sub-buffer is not that of the root.
+
+    ``owner`` gives the handle, or ``None`` once it was collected; ``how`` says how it came by its reference.
+    ``watches`` holds the one registration for the destruction of the object; handles of one object share the list.
+    """
+
+    int_ptr: int
+    kind: str
+    size: int
+    how: str
+    label: str | None
+    site: str
+    root: Root
+    offset: int
+    owner: Callable[[], Any]
+    watches: list[Any] = field(default_factory=list)
+    number: int = field(default_factory=_numbers.__next__)
+    created: float = field(default_factory=monotonic)
+
+
+class _Counters:
+    """Sums over all handles and, for bytes, over the objects behind them (each once, parts of others not at all)."""
+
+    __slots__ = ("current_bytes", "current_count", "peak_bytes", "peak_count", "total_bytes", "total_count")
+
+    def __init__(self) -> None:
+        self.current_bytes = self.peak_bytes = self.total_bytes = 0
+        self.current_count = self.peak_count = self.total_count = 0
+
+
+counters = _Counters()
+
+
+def root_for(int_ptr: int, size: int, label: str | None, site: str) -> Root:
+    """Return the root of the object at `int_ptr`, a new one if none of our handles or maps is on it."""
+    root = _roots.get(int_ptr)
+    return Root(int_ptr, size, label, site) if root is None else root
+
+
+def find_root(int_ptr: int) -> Root | None:
+    """Return the root of the object at `int_ptr` if a handle or map of ours is on it."""
+    return _roots.get(int_ptr)
+
+
+def owner_of(int_ptr: int) -> Entry | None:
+    """Return the entry of a live handle of the object at `int_ptr`, if there is one."""
+    with _lock:
+        _finish_removals()
+        return _by_address.get(int_ptr, [None])[0]
+
+
+def add(entry: Entry) -> None:
+    """Enter a new handle."""
+    with _lock:
+        _finish_removals()
+        _entries[entry.number] = entry
+        _by_address.setdefault(entry.int_ptr, []).append(entry)
+        _use(entry.root)
+        counters.current_count += 1
+        counters.total_count += 1
+        counters.peak_count = max(counters.peak_count, counters.current_count)
+
+
+def remove(entry: Entry | MapEntry) -> None:
+    """Strike a handle or a map out; never waits, any thread, also from a finalizer; a second call does nothing."""
+    if isinstance(entry, MapEntry):
+        entry.closed = True
+    _removed.append(entry)
+    if _lock.acquire(blocking=False):
+        try:
+            _finish_removals()
+        finally:
+            _lock.release()
+
+
+def open_map(entry: MapEntry, check: Callable[[], None]) -> None:
+    """Enter a map if `check` lets it, in one step; it keeps the root."""
+    with _lock:
+        _finish_removals()
+        check()
+        _use(entry.root)
+        entry.root.maps += (entry,)
+        _open_maps[entry.number] = entry
+
+
+def entries() -> tuple[Entry, ...]:
+    """Return the live handles, oldest first."""
+    with _lock:
+        _finish_removals()
+        return tuple(_entries.values())
+
+
+def open_maps() -> tuple[MapEntry, ...]:
+    """Return all open maps."""
+    with _lock:
+        _finish_removals()
+        return tuple(_open_maps.values())
+
+
+def _use(root: Root) -> None:
+    if not root.users:
+        _roots[root.int_ptr] = root
+        counters.current_bytes += root.size
+        counters.total_bytes += root.size
+        counters.peak_bytes = max(counters.peak_bytes, counters.current_bytes)
+    root.users += 1
+
+
+def _drop(root: Root) -> None:
+    root.users -= 1
+    if not root.users:
+        if _roots.get(root.int_ptr) is root:
+            del _roots[root.int_ptr]
+        counters.current_bytes -= root.size
+        if _journal.listeners:
+            _journal.host(_journal.Released(root.number))
+
+
+def _finish_removals() -> None:
+    while _removed:
+        try:
+            entry = _removed.popleft()
+        except IndexError:
+            return
+        if isinstance(entry, MapEntry):
+            if _open_maps.pop(entry.number, None) is not None:
+                entry.root.maps = tuple(one for one in entry.root.maps if one is not entry)
+                _drop(entry.root)
+        elif _entries.pop(entry.number, None) is not None:
+            counters.current_count -= 1
+            same = _by_address[entry.int_ptr]
+            same.remove(entry)
+            if not same:
+                del _by_address[entry.int_ptr]
+            _drop(entry.root)

@@ -1,0 +1,333 @@
+"""`Mapping`: host access to a memory object from map to unmap, and not a moment longer."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from . import _ledger, _opencl, _waitlist
+from ._access import Use, check_maps
+from ._copy import check_host_access
+from ._handle import MemHandle
+from ._layout import BufferLayout, ImageLayout
+from ._openmap import OpenMap, abandoned
+from ._site import caller_site, report_at, warn_at
+from ._submit import check_queue, submit
+from .exceptions import (
+    DependencyError,
+    HazardWarning,
+    LiveViewError,
+    UnmappedError,
+    ViewWarning,
+    status_name,
+)
+from .flags import MapFlags, require
+
+__all__ = ["MapState", "Mapping"]
+
+_PATTERN = np.random.default_rng(0x5EED).integers(0, 256, 4093, np.uint8)
+
+
+class MapState(enum.Enum):
+    """Where a `Mapping` is on its way."""
+
+    PENDING = "pending"
+    MAPPED = "mapped"
+    UNMAPPED = "unmapped"
+
+
+class Mapping:
+    """Map a region of a memory object into host memory; unmap it on every path.
+
+    Parameters
+    ----------
+    queue : pyopencl.CommandQueue
+    handle : MemHandle
+        Held until the unmap; releasing the handle first is fine.
+    flags : MapFlags
+        ``READ`` alone gives a read-only array; ``WRITE_INVALIDATE_REGION`` (old content is lost) excludes the others.
+    shape, dtype, order
+        Of the array over a buffer; by default all of the region as bytes.
+    offset, size : int
+        Region of a buffer in bytes; `size` defaults to what `shape` needs, else to the rest.
+    origin, region : tuple of int
+        Window of an image in pixels; by default all of it. The array has shape (slices, rows, pixels, channels), less
+        the directions that the image has not and the channels where there is one, and the returned pitches as strides.
+    wait_for
+        See `wait_list`.
+    is_blocking : bool
+        Wait for the map here instead of at the first use of `array`.
+    views : {"warn", "raise"}
+        What to do about plain views of the array that live on at unmap: `ViewWarning`, or `LiveViewError` after
+        unmapping.
+    debug : bool, optional
+        Fill a discarding map with a pattern and report bytes not written at unmap (`HazardWarning`); by default as
+        the environment variable ``CLMEMLIFE_DEBUG`` says.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Flags that are no `MapFlags` or exclude each other; a region, shape or dtype that does not fit; a ``HOST_*``
+        flag of the object that forbids it.
+    MapConflictError
+        The region overlaps an open map, and one of the two writes.
+    DependencyError, ContextMismatchError, ReleasedError, AlignmentError
+
+    Notes
+    -----
+    Any thread; one at a time should use the array. OpenCL specification: ``clEnqueueMapBuffer``,
+    ``clEnqueueMapImage``, ``clEnqueueUnmapMemObject``, "Accessing mapped regions of a memory object".
+    """
+
+    __slots__ = ("__weakref__", "_debug", "_finalizer", "_flags", "_layout", "_lock", "_open", "_views")
+
+    def __init__(
+        self, queue: cl.CommandQueue, handle: MemHandle, flags: MapFlags, *, shape: Any = None, dtype: Any = np.uint8,
+        order: str = "C", offset: int = 0, size: int | None = None, origin: Any = None, region: Any = None,
+        wait_for: Any = None, is_blocking: bool = False, views: str = "warn", debug: bool | None = None,
+    ) -> None:  # fmt: skip
+        check_queue(queue)
+        if not isinstance(handle, MemHandle):
+            raise TypeError(f"a Mapping needs a MemHandle, not {type(handle).__name__}; see MemHandle.retain")
+        require(flags, MapFlags)
+        reads, writes, discards = _decode(flags)
+        if views not in ("warn", "raise"):
+            raise ValueError(f"views must be 'warn' or 'raise', not {views!r}")
+        mem = handle._share()
+        handle._check_queue(queue)
+        held = handle._entry
+        check_host_access(handle._flags, "a map for it", reads=reads, writes=writes)
+        layout: BufferLayout | ImageLayout
+        if handle._type == cl.mem_object_type.BUFFER:
+            if origin is not None or region is not None:
+                raise TypeError("origin and region are for images; a buffer has offset and size in bytes")
+            layout = BufferLayout(held.size, shape, dtype, order, offset, size)
+        else:
+            if shape is not None or size is not None or offset:
+                raise TypeError("shape, offset and size are for buffers; an image has origin and region in pixels")
+            layout = ImageLayout(mem, origin, region)
+        waits = _waitlist.prepare(queue, wait_for)
+        start, stop = held.offset + layout.start, held.offset + layout.stop
+        use = Use(held.root, start, stop, reads=not discards, writes=writes, box=layout.box, label=held.label)
+        site = caller_site()
+        entry = _ledger.MapEntry(held.root, start, stop, layout.box, (0, 0), writes, site, weakref.ref(self))
+        self._lock = threading.RLock()
+        self._flags, self._layout, self._views = flags, layout, views
+        self._debug = discards and (bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug)
+        self._open = open_ = OpenMap(entry, use, held)
+        _ledger.open_map(entry, lambda: check_maps(use, "Mapping", site))
+        try:
+            call, arguments = layout.call(queue, mem, flags.value, waits, is_blocking)
+            result = submit(
+                "map", queue, (use,), waits, mem, call, *arguments,
+                mapping=entry.number, blocking=is_blocking, check=False,
+            )  # fmt: skip
+        except BaseException:
+            _ledger.remove(entry)
+            raise
+        open_.map_event, open_.memory_map = result[1], result[0].base
+        self._finalizer = weakref.finalize(self, abandoned, open_)
+        self._finalizer.atexit = False
+        if not writes:
+            result[0].flags.writeable = False
+        open_.anchor = layout.anchor(result)
+        entry.address, entry.nbytes = layout.host_range(open_.anchor)
+
+    # -- while mapped ----------------------------------------------------------------------------------------
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The host array; waits for the map on first use.
+
+        It is emptied in place at unmap (shape ``(0,)``, dtype ``V1``), so a name kept too long reaches nothing.
+
+        Raises
+        ------
+        UnmappedError
+            After unmap.
+        DependencyError
+            The map failed.
+        """
+        open_ = self._open
+        if open_.array is None:
+            self.wait()
+            with self._lock:
+                self._check_open()
+                if open_.array is None:
+                    array = self._layout.view(open_.anchor)
+                    if self._debug:
+                        array.view(np.uint8).ravel()[:] = _pattern(array.nbytes)
+                    open_.array = array
+        return open_.array  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Block until the memory is mapped; raise `DependencyError` if the map failed."""
+        self._check_open()
+        event = self._open.map_event
+        try:
+            event.wait()
+        except cl.Error as error:
+            status = event.command_execution_status
+            message = f"the {self._open.text} failed with {status_name(status)} ({status})"
+            raise DependencyError(event, status, message) from error
+
+    def copy(self) -> np.ndarray[Any, Any]:
+        """Return a copy of the mapped data, which may outlive the map."""
+        return np.array(self.array)
+
+    @property
+    def state(self) -> MapState:
+        """``PENDING`` until the map is complete, then ``MAPPED``, after unmap ``UNMAPPED``."""
+        if self._open.unmap_event is not None:
+            return MapState.UNMAPPED
+        return MapState.PENDING if self._open.map_event.command_execution_status > 0 else MapState.MAPPED
+
+    @property
+    def flags(self) -> MapFlags:
+        """What it was mapped for."""
+        return self._flags
+
+    @property
+    def map_event(self) -> cl.Event:
+        """Complete when the host may use the array."""
+        return self._open.map_event
+
+    @property
+    def unmap_event(self) -> cl.Event:
+        """Complete when the device may use the memory again; raises `UnmappedError` until unmapped."""
+        if self._open.unmap_event is None:
+            raise UnmappedError(f"the {self._open.text} is still open; call unmap() or leave the with block first")
+        return self._open.unmap_event
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def unmap(self, *, wait_for: Any = None, queue: cl.CommandQueue | None = None) -> cl.Event:
+        """Enqueue the unmap and empty the array; a second call returns the same event.
+
+        Parameters
+        ----------
+        wait_for
+            See `wait_list`. The map itself, and copies from or to the array, are waited for anyway.
+        queue : pyopencl.CommandQueue, optional
+            Another queue of the same context.
+
+        Returns
+        -------
+        pyopencl.Event
+            What the next user of the memory must wait for.
+
+        Raises
+        ------
+        LiveViewError
+            With ``views="raise"``, after unmapping.
+        DependencyError, ContextMismatchError, pyopencl.Error
+            Nothing was enqueued; the mapping is still open.
+
+        Notes
+        -----
+        Does not block. OpenCL specification: ``clEnqueueUnmapMemObject``.
+        """
+        if queue is not None:
+            check_queue(queue)
+        event, problem = self._end(wait_for, queue)
+        if problem and self._views == "raise":
+            raise LiveViewError(problem)
+        if problem:
+            warn_at(caller_site(), problem, ViewWarning)
+        return event
+
+    def _end(self, wait_for: Any = None, queue: cl.CommandQueue | None = None) -> tuple[cl.Event, str]:
+        """Unmap once; return the event and what is to be said about views."""
+        open_ = self._open
+        with self._lock:
+            if open_.unmap_event is not None:
+                return open_.unmap_event, ""
+            if self._debug:
+                self._report_unwritten()
+            event = open_.close(wait_for, queue)
+            self._finalizer.detach()
+            if not open_.empty_array():
+                return event, ""
+        return event, (
+            f"views of the array of the {open_.text} live on after its unmap: what they show is stale and what is "
+            "written through them is lost or corrupts data; use mapping.copy() for data that must last"
+        )
+
+    def __enter__(self) -> Mapping:
+        self._check_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None:
+            try:
+                self.unmap()
+            except cl.Error as refusal:
+                self._abandon(refusal)
+                raise
+            return
+        try:
+            _, problem = self._end()
+        except Exception as refusal:
+            self._abandon(refusal)
+        else:
+            if problem:
+                report_at(self._open.entry.site, problem, ViewWarning)
+
+    def _abandon(self, refusal: Exception) -> None:
+        with self._lock:
+            if self._finalizer.detach():
+                self._open.give_up(refusal)
+                self._open.empty_array()
+
+    def _end_at_exit(self) -> None:
+        """Unmap in silence, or keep the map for ever."""
+        try:
+            self._end()
+        except Exception:  # the program is over, and nothing can be said to anybody
+            self._disown()
+
+    def _disown(self) -> None:
+        """Forget the map, in a forked child or where it cannot be ended: its destructor must not run."""
+        if self._finalizer.detach():
+            _opencl.immortalise((self._open.memory_map, self._open.anchor, self._open.map_event))
+            _ledger.remove(self._open.entry)
+
+    def _check_open(self) -> None:
+        if self._open.unmap_event is not None:
+            raise UnmappedError(f"the {self._open.text} was ended; its array is gone (mapping.copy() keeps data)")
+
+    def _report_unwritten(self) -> None:
+        array = self._open.array
+        if array is None:
+            return
+        data = array.view(np.uint8).ravel()
+        untouched = int(np.count_nonzero(data == _pattern(data.size)))
+        if untouched > data.size // 64 + 1:  # one byte in 256 is like the pattern by chance
+            message = f"about {untouched} of {data.size} bytes of the discarding {self._open.text} were never written"
+            warn_at(caller_site(), message + "; their content is undefined", HazardWarning)
+
+    def __repr__(self) -> str:
+        return f"<Mapping {self.state.value}, {self._flags}: {self._open.text}>"
+
+
+@functools.cache
+def _decode(flags: MapFlags) -> tuple[bool, bool, bool]:
+    """Return whether a map reads, writes, discards."""
+    reads, writes, discards = (
+        bool(flags & one) for one in (MapFlags.READ, MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION)
+    )
+    if not flags or (discards and flags != MapFlags.WRITE_INVALIDATE_REGION):
+        raise ValueError(f"{flags}: give READ, WRITE, READ|WRITE, or WRITE_INVALIDATE_REGION alone")
+    return reads, writes or discards, discards
+
+
+def _pattern(nbytes: int) -> np.ndarray[Any, Any]:
+    return np.resize(_PATTERN, nbytes)

@@ -1,0 +1,157 @@
+"""`Migration`: bring memory objects to a device, or to the host, ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyopencl as cl
+
+from . import _opencl, _waitlist
+from ._handle import MemHandle
+from ._submit import check_queue, marker, submit, whole
+from .exceptions import DependencyError, UnsupportedError, status_name
+from .flags import MigrationFlags, require
+
+__all__ = ["Migration"]
+
+
+class Migration:
+    """Enqueue the migration of memory objects and stand for its event.
+
+    Parameters
+    ----------
+    queue : pyopencl.CommandQueue
+        The objects go to its device, or to the host with ``MigrationFlags.HOST``.
+    handles : MemHandle or iterable of MemHandle
+        Held until the event is complete. An object named twice, or with its parent, is migrated once.
+    flags : MigrationFlags
+    wait_for
+        See `wait_list`.
+    via : {"driver"}
+        How the bytes travel: ``clEnqueueMigrateMemObjects``.
+    source_queue : pyopencl.CommandQueue, optional
+        A queue of the device where the objects are now; `back` goes there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No handles; flags that are no `MigrationFlags`.
+    MapConflictError
+        An object is mapped.
+    DependencyError, ContextMismatchError, ReleasedError
+    UnsupportedError
+        A `via` that this version has not.
+
+    Notes
+    -----
+    Does not block. With no handles at all the event is that of a marker. OpenCL specification:
+    ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
+    """
+
+    __slots__ = ("_event", "_flags", "_handles", "_queue", "_source_queue", "_via")
+
+    def __init__(
+        self,
+        queue: cl.CommandQueue,
+        handles: MemHandle | Iterable[MemHandle],
+        flags: MigrationFlags = MigrationFlags(0),
+        *,
+        wait_for: Any = None,
+        via: str = "driver",
+        source_queue: cl.CommandQueue | None = None,
+    ) -> None:
+        check_queue(queue)
+        if source_queue is not None:
+            check_queue(source_queue)
+        flags = require(flags, MigrationFlags)
+        if via not in ("driver", "staged", "auto"):
+            raise ValueError(f"via must be 'driver', 'staged' or 'auto', not {via!r}")
+        if via == "staged":
+            raise UnsupportedError("staged migration is not part of this version; use via='driver' or 'auto'")
+        self._handles = _as_handles(handles)
+        self._queue, self._flags, self._source_queue, self._via = queue, flags, source_queue, "driver"
+        mems: list[Any] = []
+        uses = []
+        for handle in _without_parts(self._handles):
+            mems.append(handle._share())
+            handle._check_queue(queue)
+            uses.append(whole(handle, reads=not flags & MigrationFlags.CONTENT_UNDEFINED, writes=True))
+        if not mems:
+            self._event = marker(queue, wait_for, "Migration")
+            return
+        waits = _waitlist.prepare(queue, wait_for)
+        self._event = submit(
+            "migrate", queue, uses, waits, mems, _opencl.enqueue_migrate_mem_objects,
+            queue, mems, flags.value, waits, undefined=bool(flags & MigrationFlags.CONTENT_UNDEFINED),
+        )  # fmt: skip
+
+    @property
+    def event(self) -> cl.Event:
+        """Complete when the objects are there."""
+        return self._event
+
+    @property
+    def handles(self) -> tuple[MemHandle, ...]:
+        """What was asked to be migrated, in that order."""
+        return self._handles
+
+    @property
+    def device(self) -> cl.Device | None:
+        """The device they go to; ``None`` for the host."""
+        return None if self._flags & MigrationFlags.HOST else self._queue.device
+
+    @property
+    def via(self) -> str:
+        """How the bytes travel."""
+        return self._via
+
+    def wait(self) -> None:
+        """Block until the objects are there; raise `DependencyError` if the migration failed."""
+        try:
+            self._event.wait()
+        except cl.Error as error:
+            status = self._event.command_execution_status
+            raise DependencyError(
+                self._event, status, f"{self!r} failed with {status_name(status)} ({status})"
+            ) from error
+
+    def back(self, *, wait_for: Any = None) -> Migration:
+        """Migrate the same objects to the device of `source_queue`, after this migration and `wait_for`.
+
+        Raises
+        ------
+        ValueError
+            There is no `source_queue`.
+        """
+        if self._source_queue is None:
+            raise ValueError("a migration knows its way back only with source_queue=...; give one, or migrate anew")
+        return Migration(
+            self._source_queue, self._handles, wait_for=[self._event, wait_for], via=self._via, source_queue=self._queue
+        )
+
+    def __repr__(self) -> str:
+        where = "the host" if self.device is None else self.device.name.strip()
+        names = ", ".join(handle.label or "unlabelled" for handle in self._handles)
+        return f"<Migration of {names or 'nothing'} to {where} via {self._via}>"
+
+
+def _as_handles(handles: Any) -> tuple[MemHandle, ...]:
+    if isinstance(handles, MemHandle):
+        return (handles,)
+    found = tuple(handles) if isinstance(handles, Iterable) and not isinstance(handles, (str, bytes)) else (handles,)
+    for one in found:
+        if not isinstance(one, MemHandle):
+            raise TypeError(f"a Migration takes MemHandles, not {type(one).__name__}; see MemHandle.retain")
+    return found
+
+
+def _without_parts(handles: tuple[MemHandle, ...]) -> list[MemHandle]:
+    """Return one handle for each object, and none for a part of an object that goes as a whole."""
+    wholes = {one._entry.root for one in handles if one._entry.int_ptr == one._entry.root.int_ptr}
+    chosen: dict[int, MemHandle] = {}
+    for one in handles:
+        entry = one._alive()
+        if entry.int_ptr == entry.root.int_ptr or entry.root not in wholes:
+            chosen.setdefault(entry.int_ptr, one)
+    return list(chosen.values())

@@ -1,0 +1,85 @@
+"""An open map: what must be ended, apart from the object that the user holds."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from . import _ledger, _opencl, _waitlist
+from ._access import Use
+from ._site import describe, report_at
+from ._submit import submit
+from .exceptions import CleanupWarning, LeakWarning
+
+_EMPTY = (1, (0,), np.dtype("V1"), False, b"")
+
+
+class OpenMap:
+    """What must be ended: shared by the mapping and its finalizer, without a way back to the mapping.
+
+    ``anchor`` is the first array over the mapped memory; plain views, however derived, have it as their ``base``,
+    so a weak reference to it tells whether any of them lives.
+    """
+
+    __slots__ = ("anchor", "array", "entry", "held", "map_event", "memory_map", "unmap_event", "use")
+
+    def __init__(self, entry: _ledger.MapEntry, use: Use, held: _ledger.Entry) -> None:
+        self.entry = entry
+        self.use = use
+        self.held = held
+        self.anchor: Any = None
+        self.array: Any = None
+        self.memory_map: Any = None
+        self.map_event: Any = None
+        self.unmap_event: Any = None
+
+    @property
+    def text(self) -> str:
+        """What messages call it."""
+        held = self.held
+        return f"map (at {self.entry.site}) of {describe(held.label, held.size, held.site, held.kind)}"
+
+    def close(self, wait_for: Any, queue: cl.CommandQueue | None) -> cl.Event:
+        """Enqueue the unmap after the map (unless that failed) and after commands that use its memory."""
+        if queue is None:
+            queue = self.map_event.command_queue  # the caller may have closed the one it mapped with
+        own = [one for one in (self.map_event, *self.entry.pending) if one.command_execution_status >= 0]
+        waits = _waitlist.prepare(queue, [wait_for, own])
+        self.unmap_event = submit(
+            "unmap", queue, (self.use,), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
+            self.memory_map, queue, waits, mapping=self.entry.number, check=False,
+        )  # fmt: skip
+        self.memory_map = None
+        _ledger.remove(self.entry)
+        return self.unmap_event
+
+    def give_up(self, error: Exception) -> None:
+        """Keep a map for ever that the driver refuses to end: its destructor would abort the process."""
+        _opencl.immortalise(self.memory_map)
+        message = f"the {self.text} could not be unmapped and stays open: {error}"
+        report_at(self.entry.site, message, CleanupWarning)
+
+    def empty_array(self) -> bool:
+        """Empty the array that was handed out; return whether plain views of it live."""
+        array, self.array = self.array, None
+        if array is not None:
+            array.__setstate__(_EMPTY)
+            array.flags.writeable = False
+            del array
+        alive, self.anchor = weakref.ref(self.anchor), None
+        return alive() is not None
+
+
+def abandoned(open_: OpenMap) -> None:
+    """Unmap for a mapping that nobody ended; then say so."""
+    try:
+        open_.close(None, None)
+    except Exception as error:
+        open_.give_up(error)
+    open_.empty_array()
+    report_at(
+        open_.entry.site, f"the {open_.text} was collected while open; it is unmapped now, use 'with'", LeakWarning
+    )

@@ -1,0 +1,1 @@
+"""Readers of the journal: leaks, hazards, residency, timeline, interception."""

@@ -1,0 +1,150 @@
+"""What every test needs: a private kernel cache, two devices in one context, kernels, and a clean end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before the driver is loaded: PoCL takes its settings from the environment, once.
+_cache = tempfile.TemporaryDirectory(prefix="clmemlife-pocl-")
+os.environ["POCL_CACHE_DIR"] = _cache.name
+os.environ.setdefault("POCL_DEVICES", "pthread pthread")
+os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+os.environ.setdefault("PYOPENCL_COMPILER_OUTPUT", "0")
+
+import numpy as np  # noqa: E402
+import pyopencl as cl  # noqa: E402
+import pytest  # noqa: E402
+
+from clmemlife import _inflight, _ledger  # noqa: E402
+
+SOURCE = """
+__kernel void setval(__global int *x, int v) { x[get_global_id(0)] = v; }
+__kernel void inc(__global int *x) { x[get_global_id(0)] += 1; }
+__kernel void scale(__global float *x, float a) { x[get_global_id(0)] *= a; }
+__kernel void copy(__global const int *src, __global int *dst) { dst[get_global_id(0)] = src[get_global_id(0)]; }
+__kernel void slow(__global int *x, int v, int iters) {
+  int i = get_global_id(0);
+  volatile int acc = 0;
+  for (int k = 0; k < iters; ++k) { acc += k; }
+  x[i] = v + (acc == -123 ? 1 : 0);
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[cl.Device]:
+    found = cl.get_platforms()[0].get_devices()
+    if len(found) < 2 and found[0].max_compute_units > 1:
+        found = found[0].create_sub_devices([cl.device_partition_property.EQUALLY, found[0].max_compute_units // 2])
+    return found[:2]
+
+
+@pytest.fixture(scope="session")
+def context(devices: list[cl.Device]) -> cl.Context:
+    return cl.Context(devices)
+
+
+@pytest.fixture
+def queue(context: cl.Context, devices: list[cl.Device]) -> Iterator[cl.CommandQueue]:
+    made = cl.CommandQueue(context, devices[0])
+    yield made
+    made.finish()
+
+
+@pytest.fixture
+def queue2(context: cl.Context, devices: list[cl.Device]) -> Iterator[cl.CommandQueue]:
+    """A queue of the second device where there is one, else a second queue of the first."""
+    made = cl.CommandQueue(context, devices[-1])
+    yield made
+    made.finish()
+
+
+@pytest.fixture
+def out_of_order_queue(context: cl.Context, devices: list[cl.Device]) -> Iterator[cl.CommandQueue]:
+    made = cl.CommandQueue(context, devices[0], cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    yield made
+    made.finish()
+
+
+@pytest.fixture(scope="session")
+def program(context: cl.Context) -> cl.Program:
+    return cl.Program(context, SOURCE).build()
+
+
+@pytest.fixture
+def kernel(program: cl.Program) -> Callable[[str], cl.Kernel]:
+    """Make a kernel by name."""
+    return lambda name: cl.Kernel(program, name)
+
+
+@pytest.fixture
+def ints() -> np.ndarray:
+    return np.arange(1024, dtype=np.int32)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Poll to a deadline, then fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {what}")
+        time.sleep(0.002)
+
+
+def run_python(code: str, *, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in an interpreter of its own, which may crash or hang there; names `cl`, `cml`, `np` are imported."""
+    prelude = f"""
+import faulthandler; faulthandler.enable()
+import sys; sys.path[:0] = {sys.path!r}
+import gc, os, threading, time, warnings
+import numpy as np
+import pyopencl as cl
+import clmemlife as cml
+from clmemlife import In, InOut, MapFlags, Mapping, MemFlags, MemHandle, Migration, MigrationFlags, Out
+SOURCE = {SOURCE!r}
+devices = cl.get_platforms()[0].get_devices()
+context = cl.Context(devices)
+queue = cl.CommandQueue(context, devices[0])
+queue2 = cl.CommandQueue(context, devices[-1])
+program = cl.Program(context, SOURCE).build()
+"""
+    return subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+
+
+@pytest.fixture
+def run() -> Callable[..., str]:
+    """Run code in a subprocess; fail unless it ends well; return what it printed."""
+
+    def run_and_check(code: str, **options: str) -> str:
+        done = run_python(code, **options)  # type: ignore[arg-type]
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "WARNING: a clean-up operation failed" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run_and_check
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every test gives back what it made."""
+    yield
+    gc.collect()
+    wait_until(lambda: not _inflight.entries(), "commands are complete")
+    left = _ledger.entries(), _ledger.open_maps()
+    assert left == ((), ())
