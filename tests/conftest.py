@@ -90,6 +90,21 @@ def ints() -> np.ndarray:
     return np.arange(1024, dtype=np.int32)
 
 
+@pytest.fixture
+def gate(context: cl.Context, queue: cl.CommandQueue, queue2: cl.CommandQueue) -> Iterator[cl.UserEvent]:
+    """A user event that is pending until the test sets it, at the latest when the test is over."""
+    made = cl.UserEvent(context)
+    yield made
+    if made.command_execution_status > 0:
+        made.set_status(cl.command_execution_status.COMPLETE)
+
+
+@pytest.fixture
+def wait() -> Callable[..., None]:
+    """Poll a condition to a deadline, then fail: ``wait(condition, what, seconds)``."""
+    return wait_until
+
+
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
     """Poll to a deadline, then fail."""
     deadline = time.monotonic() + seconds

@@ -194,7 +194,7 @@ def check(program: Program, checker: Checker) -> set[Pair]:
         elif op.kind == "finish":
             checker.host(HostWait(queue=op.queue, site=site))
         elif op.kind == "set":
-            checker.host(UserEventSet(users[op.gates[0]], site))
+            checker.host(UserEventSet(users[op.gates[0]]))
             opened.add(op.gates[0])
         else:
             gates = tuple(users[gate] for gate in op.gates if gate not in opened)

@@ -211,6 +211,27 @@ def test_a_notice_that_belongs_to_nobody_is_ignored(driver: FakeDriver) -> None:
     wait_until(lambda: watch.dead)
 
 
+def test_an_interrupt_between_two_notices_loses_none(driver: FakeDriver, dispatcher: _callbacks._Dispatcher) -> None:
+    dispatcher.notices._reader.enabled = False
+    seen: list[object] = []
+    watches = [_callbacks.watch(0x1000 + number, INFO) for number in range(3)]
+    for watch in watches:
+        watch.call(seen.append)
+        driver.destroy(0x1000 + watches.index(watch))
+
+    class Interrupted:
+        def notice(self) -> None:
+            dispatcher.notices.streams[0].pending[0x1001] = watches[1]
+            raise KeyboardInterrupt
+
+    dispatcher.notices.streams[0].pending[0x1001] = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        _callbacks.poll()
+    assert [watch.dead for watch in watches] == [True, False, False]
+    assert _callbacks.drain(5.0) == 0
+    assert seen == [INFO] * 3
+
+
 # Leases
 
 
@@ -578,7 +599,8 @@ import pyopencl as cl
 from clmemlife import _callbacks
 from clmemlife._callbacks import ObjectInfo
 context = cl.create_some_context(interactive=False)
-atexit.register(lambda: print("left", _callbacks.drain(1.0, final=True), flush=True))
+LIMIT = 20.0
+atexit.register(lambda: print("left", _callbacks.drain(LIMIT, final=True), flush=True))
 def buffer(size=64):
     return cl.Buffer(context, cl.mem_flags.READ_WRITE, size)
 def watch(buf, label="b"):
@@ -637,6 +659,7 @@ def test_process_hundreds_of_thousands_of_objects_dropped_in_one_statement() -> 
 
 def test_process_a_callback_that_never_returns_does_not_hold_the_exit() -> None:
     result = run_process("""
+        LIMIT = 0.5
         b = buffer()
         watch(b).call(lambda info: threading.Event().wait())
         b.release()
@@ -746,6 +769,7 @@ def test_process_callbacks_that_work_with_opencl_through_the_exit() -> None:
 
 def test_process_a_callback_that_uses_opencl_for_ever_is_interrupted_and_reported() -> None:
     result = run_process("""
+        LIMIT = 0.5
         queue = cl.CommandQueue(context)
         other = buffer()
         def use(info):

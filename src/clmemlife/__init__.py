@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ._meminfo import MemInfo as MemInfo
     from ._migration import Migration as Migration
     from ._waitlist import wait_list as wait_list
+    from .diagnostics.checking import check_hazards as check_hazards
+    from .diagnostics.checking import declare as declare
+    from .diagnostics.checking import dependencies as dependencies
+    from .diagnostics.checking import explain as explain
+    from .diagnostics.hazards import Finding as Finding
     from .diagnostics.leaks import LiveRecord as LiveRecord
     from .diagnostics.leaks import Statistics as Statistics
     from .diagnostics.leaks import live as live
@@ -45,6 +50,8 @@ _MODULES = {
     "_meminfo": ("MemInfo",),
     "_migration": ("Migration",),
     "_waitlist": ("wait_list",),
+    "diagnostics.checking": ("check_hazards", "declare", "dependencies", "explain"),
+    "diagnostics.hazards": ("Finding",),
     "diagnostics.leaks": ("LiveRecord", "Statistics", "live", "statistics"),
     "exceptions": (
         "AlignmentError", "CallError", "ClMemLifeError", "CleanupWarning", "ContextMismatchError", "DependencyError",

@@ -28,13 +28,15 @@ class Use:
         Bytes relative to the root; for a `box`, its bounds.
     box, pitches : Box or None, tuple of int
         Origin and region, for images (pixels) and rectangles (bytes, rows, slices); boxes of equal pitches compare.
+    rows : tuple of int or None
+        Of a rectangle in a buffer: first byte relative to the root, width, row pitch, rows, slice pitch, slices.
     reads, writes : bool
         What is done.
     assumed : bool
         Nothing says how the kernel uses it, so read and write are assumed.
     """
 
-    __slots__ = ("assumed", "box", "label", "pitches", "reads", "root", "start", "stop", "writes")
+    __slots__ = ("assumed", "box", "label", "pitches", "reads", "root", "rows", "start", "stop", "writes")
 
     def __init__(
         self, root: Root, start: int, stop: int, *, reads: bool, writes: bool,
@@ -48,6 +50,7 @@ class Use:
         self.assumed = assumed
         self.box = box
         self.pitches = pitches
+        self.rows: tuple[int, int, int, int, int, int] | None = None
         self.label = root.label if label is None else label
 
     def record(self) -> _journal.Access:
@@ -59,7 +62,7 @@ class Use:
         )  # fmt: skip
 
 
-class _Declared:
+class Declared:
     """A kernel argument together with how the kernel uses it.
 
     Parameters
@@ -96,20 +99,20 @@ class _Declared:
         return f"{type(self).__name__}({self.mem!r}, offset={self.offset}, size={self.size})"
 
 
-class In(_Declared):
-    __doc__ = f"The kernel only reads it. {_Declared.__doc__}"
+class In(Declared):
+    __doc__ = f"The kernel only reads it. {Declared.__doc__}"
     __slots__ = ()
     reads, writes = True, False
 
 
-class Out(_Declared):
-    __doc__ = f"The kernel only writes it. {_Declared.__doc__}"
+class Out(Declared):
+    __doc__ = f"The kernel only writes it. {Declared.__doc__}"
     __slots__ = ()
     reads, writes = False, True
 
 
-class InOut(_Declared):
-    __doc__ = f"The kernel reads and writes it. {_Declared.__doc__}"
+class InOut(Declared):
+    __doc__ = f"The kernel reads and writes it. {Declared.__doc__}"
     __slots__ = ()
     reads, writes = True, True
 
@@ -119,7 +122,7 @@ def check_maps(use: Use, what: str, site: str) -> None:
     for entry in use.root.maps:
         if entry.closed or not (entry.writes or (use.writes and not use.assumed)):
             continue
-        if use.start < entry.stop and entry.start < use.stop and _boxes_overlap(use, entry):
+        if max(use.start, entry.start) < min(use.stop, entry.stop) and _boxes_overlap(use, entry):
             raise _conflict(entry, use, what, site)
 
 
@@ -138,7 +141,19 @@ def _conflict(entry: MapEntry, use: Use, what: str, site: str) -> MapConflictErr
 
 def _boxes_overlap(use: Use, entry: MapEntry) -> bool:
     """Say whether two boxes share a point; where they cannot be compared, their bounds have been."""
+    if use.rows is not None and entry.box is None:
+        return _rows_reach(use.rows, entry.start, entry.stop)
     if use.box is None or entry.box is None or use.pitches != entry.pitches:
         return True
     (origin, region), (origin2, region2) = use.box, entry.box
     return all(a < b + n and b < a + m for a, m, b, n in zip(origin, region, origin2, region2, strict=True))
+
+
+def _rows_reach(rows: tuple[int, int, int, int, int, int], start: int, stop: int) -> bool:
+    """Say whether a row of a rectangle has a byte of ``[start, stop)``."""
+    first, width, row, height, slice_, depth = rows
+    for line in range(first, first + depth * slice_, slice_):
+        lowest = max(0, (start - width - line) // row + 1)
+        if lowest < height and line + lowest * row < stop:
+            return True
+    return False

@@ -10,16 +10,15 @@ import numpy as np
 import pyopencl as cl
 
 from . import _journal, _kernel_args, _opencl, _waitlist
-from ._access import In, InOut, Out, Use
+from ._access import Declared, Use
 from ._handle import MemHandle
-from ._ledger import find_root
-from ._meminfo import image_region
-from ._submit import check_queue, marker, submit, target, whole
+from ._images import image_region
+from ._ledger import any_maps
+from ._submit import check_queue, check_usable, marker, submit, target, whole
 
 __all__ = ["enqueue_fill", "enqueue_kernel"]
 
 _kernel_locks = [threading.RLock() for _ in range(16)]
-_Declared = (In, Out, InOut)
 
 
 def enqueue_kernel(
@@ -55,6 +54,8 @@ def enqueue_kernel(
     ------
     TypeError
         Wrong number of arguments; a plain Python number where the kernel has no argument types.
+    CallError, pyopencl.Error
+        The driver refuses an argument, for example for its size.
     MapConflictError, DependencyError, ContextMismatchError, ReleasedError, AlignmentError
         Before anything is enqueued.
 
@@ -67,50 +68,46 @@ def enqueue_kernel(
         raise TypeError(f"kernel must be a pyopencl.Kernel, not {type(kernel).__name__}")
     if len(args) != kernel.num_args:
         raise TypeError(f"kernel {kernel.function_name!r} takes {kernel.num_args} arguments, {len(args)} were given")
-    waits = _waitlist.prepare(queue, wait_for)
+    waits = None if wait_for is None else _waitlist.prepare(queue, wait_for)
+    watched = bool(_journal.listeners)
     held: list[Any] = [kernel]
     uses: list[Use] = []
-    setters: list[tuple[Any, ...]] = []
-    watched = bool(_journal.listeners)
-    for index, arg in enumerate(args):
-        declared = None
-        if isinstance(arg, _Declared):
-            declared, arg = arg, arg.mem
-        if isinstance(arg, MemHandle):
-            mem = arg._share()
-            arg._check_queue(queue)
-            held.append(mem)
-            setters.append((_opencl.set_kernel_arg_mem, index, arg._entry.int_ptr))
-            if watched or arg._entry.root.maps:
-                uses.append(_use(kernel, index, arg, declared))
-        elif isinstance(arg, np.generic):
-            data = arg.tobytes()
-            setters.append((_opencl.set_kernel_arg_bytes, index, len(data), data))
-        elif isinstance(arg, cl.LocalMemory):
-            setters.append((_opencl.set_kernel_arg_bytes, index, arg.size, None))
-        else:
-            held.append(arg)
-            setters.append((None, index, arg))
-            if isinstance(arg, cl.MemoryObjectHolder):
-                root = find_root(arg.int_ptr)
-                if watched or (root is not None and root.maps):
-                    uses.append(_use(kernel, index, arg, declared))
-    name = kernel.function_name if watched or uses else ""
     int_ptr = kernel.int_ptr
     with _kernel_locks[(int_ptr >> 4) & 15]:
-        for setter, *values in setters:
-            if setter is None:
-                _set_other(kernel, args, *values)
-            else:
-                setter(int_ptr, *values)
+        try:
+            for index, arg in enumerate(args):
+                declared = None
+                if isinstance(arg, Declared):
+                    declared, arg = arg, arg.mem
+                if isinstance(arg, MemHandle):
+                    held.append(arg._share())
+                    check_usable(arg, queue)
+                    entry = arg._entry
+                    if watched or entry.root.maps:
+                        uses.append(_use(kernel, index, arg, declared))
+                    _opencl.set_kernel_arg_mem(int_ptr, index, entry.int_ptr)
+                elif isinstance(arg, np.generic):
+                    data = arg.tobytes()
+                    _opencl.set_kernel_arg_bytes(int_ptr, index, len(data), data)
+                elif isinstance(arg, cl.LocalMemory):
+                    _opencl.set_kernel_arg_bytes(int_ptr, index, arg.size, None)
+                else:
+                    if isinstance(arg, cl.MemoryObjectHolder) and (watched or any_maps()):
+                        uses.append(_use(kernel, index, arg, declared))
+                    _set_other(kernel, args, index, arg)
+                    held.append(arg)
+        except CallError as error:
+            detail = f"argument {index} of kernel {kernel.function_name!r} cannot be {arg!r}"
+            raise CallError(error.routine, error.code, detail) from None
         event: cl.Event = submit(
             "enqueue_kernel", queue, uses, waits, held, _opencl.enqueue_nd_range_kernel,
-            queue, kernel, global_size, local_size, global_offset, waits, name=name,
+            queue, kernel, global_size, local_size, global_offset, waits,
+            name=kernel.function_name if uses or watched else "",
         )  # fmt: skip
     return event
 
 
-def _use(kernel: cl.Kernel, index: int, mem: Any, declared: In | Out | InOut | None) -> Use:
+def _use(kernel: cl.Kernel, index: int, mem: Any, declared: Declared | None) -> Use:
     use = whole(mem, reads=True, writes=True)
     if declared is not None:
         use.reads, use.writes = declared.reads, declared.writes
@@ -128,7 +125,7 @@ def _set_other(kernel: cl.Kernel, args: tuple[Any, ...], index: int, arg: Any) -
     if not isinstance(arg, (bool, int, float, complex)):
         kernel.set_arg(index, arg)
         return
-    raw = [one.mem if isinstance(one, _Declared) else one for one in args]
+    raw = [one.mem if isinstance(one, Declared) else one for one in args]
     shared = [one._share() if isinstance(one, MemHandle) else one for one in raw]
     try:
         kernel.set_args(*shared)
@@ -186,18 +183,15 @@ def enqueue_fill(
         if isinstance(pattern, (np.ndarray, np.generic))
         else np.frombuffer(pattern, np.uint8)
     )
+    if isinstance(dest, cl.SVMPointer):
+        return _fill_svm(queue, dest, pattern, size, offset, wait_for)
     if not isinstance(dest, (MemHandle, cl.MemoryObjectHolder)):
-        waits = _waitlist.prepare(queue, wait_for)
-        total = dest.size if size is None else size
-        return submit(
-            "enqueue_fill", queue, (), waits, (dest, pattern), _opencl.enqueue_svm_memfill,
-            queue, dest, pattern, total, waits,
-        )  # fmt: skip
+        raise TypeError(f"dest must be a MemHandle, a PyOpenCL memory object or SVM, not {type(dest).__name__}")
     mem, use = target(queue, dest, reads=False, writes=True)
     if mem.type != cl.mem_object_type.BUFFER:
         if offset or size is not None:
             raise ValueError("an image is filled as a whole: leave out size and offset")
-        region = image_region(mem)
+        region, pattern = image_region(mem), _colour(pattern, mem.format)
         waits = _waitlist.prepare(queue, wait_for)
         return submit(
             "enqueue_fill", queue, (use,), waits, (mem, pattern), _opencl.enqueue_fill_image,
@@ -205,13 +199,7 @@ def enqueue_fill(
         )  # fmt: skip
     offset = operator.index(offset)
     size = mem.size - offset if size is None else operator.index(size)
-    step = pattern.nbytes
-    if step not in (1, 2, 4, 8, 16, 32, 64, 128):
-        raise ValueError(f"a pattern has 1, 2, 4, ... 128 bytes, not {step}")
-    if offset < 0 or size < 0 or offset + size > mem.size:
-        raise ValueError(f"bytes [{offset}, {offset + size}) are not within {mem.size} bytes of {dest!r}")
-    if offset % step or size % step:
-        raise ValueError(f"offset {offset} and size {size} must be multiples of the pattern's {step} bytes")
+    _check_range(dest, mem.size, pattern.nbytes, size, offset)
     if not size:
         return marker(queue, wait_for, "enqueue_fill")
     use.start += offset
@@ -221,3 +209,46 @@ def enqueue_fill(
         "enqueue_fill", queue, (use,), waits, (mem, pattern), _opencl.enqueue_fill_buffer,
         queue, mem, pattern, offset, size, waits,
     )  # fmt: skip
+
+
+def _fill_svm(
+    queue: cl.CommandQueue, dest: cl.SVMPointer, pattern: np.ndarray[Any, Any], size: int | None, offset: int,
+    wait_for: Any,
+) -> cl.Event:  # fmt: skip
+    if offset:
+        raise ValueError("a fill of SVM has no offset; pass the part of the memory that is meant")
+    size = operator.index(dest.size if size is None else size)
+    _check_range(dest, dest.size, pattern.nbytes, size, 0)
+    if not size:
+        return marker(queue, wait_for, "enqueue_fill")
+    waits = _waitlist.prepare(queue, wait_for)
+    event: cl.Event = submit(
+        "enqueue_fill", queue, (), waits, (dest, pattern), _opencl.enqueue_svm_memfill,
+        queue, dest, pattern, size, waits,
+    )  # fmt: skip
+    return event
+
+
+def _check_range(dest: object, total: int, step: int, size: int, offset: int) -> None:
+    if step not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise ValueError(f"a pattern has 1, 2, 4, ... 128 bytes, not {step}")
+    if offset < 0 or size < 0 or offset + size > total:
+        raise ValueError(f"bytes [{offset}, {offset + size}) are not within the {total} bytes of {dest!r}")
+    if offset % step or size % step:
+        raise ValueError(f"offset {offset} and size {size} must be multiples of the pattern's {step} bytes")
+
+
+def _colour(pattern: np.ndarray[Any, Any], format: cl.ImageFormat) -> np.ndarray[Any, Any]:
+    """Return the four numbers that fill an image, as the driver reads them whatever the image's channels are."""
+    types = cl.channel_type
+    kind: Any = np.float32
+    if format.channel_data_type in (types.SIGNED_INT8, types.SIGNED_INT16, types.SIGNED_INT32):
+        kind = np.int32
+    elif format.channel_data_type in (types.UNSIGNED_INT8, types.UNSIGNED_INT16, types.UNSIGNED_INT32):
+        kind = np.uint32
+    if pattern.size != 4 or not np.can_cast(pattern.dtype, kind, "same_kind"):
+        raise ValueError(
+            f"an image of this format is filled with four numbers as {np.dtype(kind)}, not with {pattern.size} of "
+            f"{pattern.dtype}"
+        )
+    return np.ascontiguousarray(pattern.ravel(), kind)

@@ -13,7 +13,7 @@ import pyopencl as cl
 from . import _ledger, _opencl, _waitlist
 from ._access import Use
 from ._handle import MemHandle
-from ._meminfo import image_region
+from ._images import image_bytes, image_region
 from ._submit import check_queue, marker, submit, target
 from .flags import MemFlags
 
@@ -150,13 +150,23 @@ def check_host_access(flags: MemFlags, what: str, *, reads: bool, writes: bool) 
 def _with_host(mem: Any, use: Use, host: np.ndarray[Any, Any], where: dict[str, Any], offset_name: str) -> bool:
     """Set the bytes that a copy with host memory touches; return whether there are any."""
     if mem.type != _BUFFER:
-        return _image_part(mem, use, where, "origin")
+        _check_names("a copy between an image and host memory", where, ("origin", "region"), ("pitches",))
+        some, region = _image_part(mem, use, where, "origin"), _triple(where["region"], 1)
+        is_1d_array = mem.type == cl.mem_object_type.IMAGE1D_ARRAY
+        needed = image_bytes(region[:2] if is_1d_array else region, mem.element_size, where.get("pitches"))
+        if some and host.nbytes < needed:
+            raise ValueError(f"the region of {region} pixels needs {needed} bytes of host memory, not {host.nbytes}")
+        return some
     if "buffer_origin" in where:
+        _check_names(
+            "a rectangle copy", where, ("buffer_origin", "host_origin", "region"), ("buffer_pitches", "host_pitches")
+        )
         region = _triple(where["region"], 1)
         _rectangle(use, where["buffer_origin"], region, where.get("buffer_pitches"), mem.size, "buffer")
         other = Use(use.root, 0, host.nbytes, reads=False, writes=False)
-        _rectangle(other, where.get("host_origin", (0,)), region, where.get("host_pitches"), host.nbytes, "host memory")
+        _rectangle(other, where["host_origin"], region, where.get("host_pitches"), host.nbytes, "host memory")
         return 0 not in region
+    _check_names("a copy between a buffer and host memory", where, (), (offset_name,))
     offset = operator.index(where.get(offset_name, 0))
     _linear(use, offset, host.nbytes, mem.size)
     return host.nbytes > 0
@@ -167,11 +177,15 @@ def _between(dest: Any, dest_use: Use, src: Any, src_use: Use, where: dict[str, 
     some = True
     if dest.type == _BUFFER and src.type == _BUFFER:
         if "src_origin" in where:
+            _check_names(
+                "a rectangle copy", where, ("src_origin", "dst_origin", "region"), ("src_pitches", "dst_pitches")
+            )
             region = _triple(where["region"], 1)
             _rectangle(src_use, where["src_origin"], region, where.get("src_pitches"), src.size, "source")
             _rectangle(dest_use, where["dst_origin"], region, where.get("dst_pitches"), dest.size, "destination")
             some = 0 not in region
         else:
+            _check_names("a copy between buffers", where, (), ("src_offset", "dst_offset", "byte_count"))
             src_offset, dst_offset = (operator.index(where.get(name, 0)) for name in ("src_offset", "dst_offset"))
             count = where.get("byte_count")
             count = min(src.size - src_offset, dest.size - dst_offset) if count is None else operator.index(count)
@@ -183,17 +197,26 @@ def _between(dest: Any, dest_use: Use, src: Any, src_use: Use, where: dict[str, 
             if same and src_use.start < dest_use.stop and dest_use.start < src_use.stop:
                 raise ValueError("source and destination overlap in one memory object, which the standard forbids")
     elif dest.type != _BUFFER and src.type != _BUFFER:
+        _check_names("a copy between images", where, ("src_origin", "dest_origin", "region"))
         some = _image_part(src, src_use, where, "src_origin") and _image_part(dest, dest_use, where, "dest_origin")
     else:
         image, image_use, buffer, buffer_use = (
             (dest, dest_use, src, src_use) if src.type == _BUFFER else (src, src_use, dest, dest_use)
         )
+        _check_names("a copy between an image and a buffer", where, ("offset", "origin", "region"))
         some = _image_part(image, image_use, where, "origin")
         width, height, depth = _triple(where["region"], 1)
-        _linear(
-            buffer_use, operator.index(where.get("offset", 0)), width * height * depth * image.element_size, buffer.size
-        )
+        _linear(buffer_use, operator.index(where["offset"]), width * height * depth * image.element_size, buffer.size)
     return (dest_use, src_use) if some else None
+
+
+def _check_names(what: str, where: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Refuse a keyword that this form of a copy has not, which PyOpenCL may ignore, and the lack of one it needs."""
+    wrong = [f"{name}= is missing" for name in required if name not in where]
+    wrong += [f"{name}= is unknown" for name in where if name not in required and name not in optional]
+    if wrong:
+        known = ", ".join((*required, *(f"[{name}]" for name in optional)))
+        raise TypeError(f"{what} takes {known}: {', '.join(wrong)}")
 
 
 def _linear(use: Use, offset: int, count: int, size: int) -> None:
@@ -229,6 +252,7 @@ def _rectangle(
         )
     if not use.start:
         use.box, use.pitches = ((x, y, z), region), (row, slice_)
+    use.rows = (use.start + start, width, row, height, slice_, depth)
     use.start += start
     use.stop = use.start + stop - start
 
@@ -250,5 +274,6 @@ def _tell_maps(host: np.ndarray[Any, Any], event: cl.Event) -> None:
     """Let the maps whose memory `host` is wait for `event` before they end."""
     start = host.__array_interface__["data"][0]
     for entry in _ledger.open_maps():
-        if start < entry.address + entry.nbytes and entry.address < start + host.nbytes:
+        mapping = entry.owner()
+        if mapping is not None and mapping._overlaps(start, start + host.nbytes):
             entry.pending.append(event)

@@ -8,20 +8,19 @@ from typing import Any
 import pyopencl as cl
 
 from . import _hostmem, _ledger, _opencl
+from ._images import check_image, image_bytes, pixel_size
 from ._meminfo import (
-    ACCESS_FLAGS,
     ASSOCIATED,
     HOST_PTR_FLAGS,
+    Facts,
     allocate,
     check_flags,
     check_narrowing,
-    image_bytes,
-    image_type,
-    pixel_size,
+    whole_number,
 )
 from ._reference import Reference
 from ._site import caller_site, describe
-from .exceptions import AlignmentError, CallError, OwnershipError, UnsupportedError
+from .exceptions import AlignmentError, CallError, OwnershipError
 from .flags import MemFlags, require
 
 __all__ = ["MemHandle"]
@@ -102,7 +101,7 @@ class MemHandle(Reference):
                 raise ValueError("create_buffer needs a size in bytes, or a hostbuf that has one")
             size = host.nbytes
         else:
-            size = operator.index(size)
+            size = whole_number(size, "size (bytes)")
         if size <= 0:
             raise ValueError(f"the size of a buffer must be at least 1 byte, not {size}")
         if host is not None and host.nbytes < size:
@@ -115,9 +114,10 @@ class MemHandle(Reference):
             )
         if host is not None and flags & MemFlags.USE_HOST_PTR:
             host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
-        arguments = (context, flags.value, size, None if host is None else host.view)
+        arguments = (context, flags._value_, size, None if host is None else host.view)
         mem = allocate(_opencl.create_buffer, arguments, size, limits)
-        return cls._take(mem, "create_buffer", label, site, None, host)
+        facts = Facts(cl.mem_object_type.BUFFER, "buffer", size, flags, context)
+        return cls._take(mem, "create_buffer", label, site, None, host, facts)
 
     @classmethod
     def create_image(
@@ -167,17 +167,9 @@ class MemHandle(Reference):
         flags = check_flags(flags)
         if not isinstance(context, cl.Context):
             raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
-        if not isinstance(format, cl.ImageFormat):
-            raise TypeError(f"format must be a pyopencl.ImageFormat, not {type(format).__name__}")
         site = caller_site()
         shape = tuple(operator.index(n) for n in shape)
-        kind = image_type(shape, is_array=is_array, over_buffer=buffer is not None)
-        if not any(device.image_support for device in context.devices):
-            raise UnsupportedError(f"no device of {context!r} supports images")
-        access = flags & ACCESS_FLAGS or MemFlags.READ_WRITE
-        listed = cl.get_supported_image_formats(context, access.value, kind)
-        if format not in listed:
-            raise ValueError(f"{format!r} is not among the formats that the context lists for this kind and access")
+        check_image(context, shape, format, flags, is_array=is_array, over_buffer=buffer is not None)
         if pitches is not None and hostbuf is None:
             raise ValueError("pitches describe hostbuf, and there is none")
         host = _hostmem.open_hostbuf(hostbuf, flags)
@@ -287,7 +279,7 @@ class MemHandle(Reference):
         The root stays alive as long as the sub-buffer does. OpenCL specification: ``clCreateSubBuffer``.
         """
         flags = require(flags, MemFlags)
-        origin, size = operator.index(origin), operator.index(size)
+        origin, size = whole_number(origin, "origin (bytes)"), whole_number(size, "size (bytes)")
         mem = self._share()
         if self._type != cl.mem_object_type.BUFFER:
             raise TypeError(f"only buffers have sub-buffers, {self!r} is none")
@@ -302,9 +294,10 @@ class MemHandle(Reference):
         if all(origin % step for step in alignments):
             step = alignments[0]
             below = origin // step * step - mine.offset
+            nearest = [str(one) for one in (below, below + step) if 0 <= one < mine.size]
             raise AlignmentError(
                 f"origin {origin - mine.offset} of a sub-buffer of {self._text()} must be a multiple of {step} bytes "
-                f"in its root; the nearest valid origins are {max(below, 0)} and {below + step}"
+                f"in its root; nearest valid: {' and '.join(nearest) or 'none in this buffer'}"
             )
         root = mem if not mine.offset and mine.int_ptr == mine.root.int_ptr else mem.get_info(ASSOCIATED)
         if label is None and mine.label:

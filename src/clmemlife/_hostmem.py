@@ -94,6 +94,11 @@ class HostMemory:
         return [watch]
 
 
+def forget() -> None:
+    """Forget all leases, in a forked child: the objects are the parent's, and no notice of them comes here."""
+    _leases.clear()
+
+
 def open_hostbuf(hostbuf: Any, flags: MemFlags) -> HostMemory | None:
     """Return the memory of `hostbuf`, checked against `flags`; ``None`` if there is none and none is wanted."""
     if hostbuf is None:

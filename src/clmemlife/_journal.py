@@ -1,18 +1,7 @@
 """The stream of records: what was enqueued, what the host waited for, what was given up.
 
-The core publishes, the diagnostics listen. Nothing is built while nobody listens::
-
-    if _journal.listeners:
-        command = _journal.Command("enqueue_fill", queue, accesses=..., waits=..., site=...)
-        _journal.before(command)                  # a listener may raise: then do not enqueue
-    try:
-        event = <the driver's call>
-    except BaseException:
-        if command is not None: _journal.abandoned(command)
-        raise
-    if command is not None: _journal.after(command, event)
-
-This module is pure: queues and events are opaque hashable values to it.
+The core publishes, the diagnostics listen; nothing is built while nobody listens (``if _journal.listeners:``).
+`before` may raise: then the command must not be enqueued. This module is pure: queues and events are opaque to it.
 """
 
 from __future__ import annotations
@@ -50,40 +39,19 @@ class Access:
         """Return whether the two uses share a byte (both are of one object)."""
         if self.box is not None and other.box is not None and self.pitches == other.pitches:
             sides = zip(*self.box, *other.box, strict=True)
-            return all(a < b + height and b < a + width for a, width, b, height in sides)
+            return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides)
         return self.start < other.stop and other.start < self.stop
-
-    def covers(self, other: Access) -> bool:
-        """Return whether, of the bytes between `start` and `stop`, this use leaves none of `other` out."""
-        if self.box is None:
-            return True
-        if other.box is None or self.pitches != other.pitches:
-            return False
-        sides = zip(*self.box, *other.box, strict=True)
-        return all(a <= b and b + height <= a + width for a, width, b, height in sides)
 
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """One command, described before the driver is asked.
+    """One command, described before the driver is asked; `after` fills in its `event`.
 
-    Attributes
-    ----------
-    kind : str
-        ``enqueue_kernel``, ``enqueue_copy``, ``enqueue_fill``, ``map``, ``unmap``, ``migrate``, ``marker``,
-        ``barrier``, or ``foreign`` (a command that others enqueued, its wait-list known).
-    queue : Hashable
-        Stands for the queue and for no later one; `out_of_order` is its property.
-    waits : tuple
-        The wait-list. A user event that is already set may be left out.
-    gates : tuple
-        Those of `waits` that are user events not yet set.
-    mapping : int or None
-        Pairs a ``map`` with its ``unmap``. The accesses of both say what the host may do in between.
-    undefined : bool
-        A migration that leaves the content undefined.
-    event : Hashable or None
-        Filled by `after`.
+    `kind` is ``enqueue_kernel``, ``enqueue_copy``, ``enqueue_fill``, ``map``, ``unmap``, ``migrate``, ``marker``,
+    ``barrier``, or ``foreign`` (enqueued by others, its wait-list known). `queue` stands for this queue only.
+    `waits` is the wait-list; of it, `gates` are the user events not yet set, `opened` those already set. `mapping`
+    pairs a map with its unmap, and their accesses say what the host may do in between. `undefined` marks a migration
+    that leaves the content undefined. `site` is the caller's ``file:line``.
     """
 
     kind: str
@@ -93,6 +61,7 @@ class Command:
     accesses: tuple[Access, ...] = ()
     waits: tuple[Hashable, ...] = ()
     gates: tuple[Hashable, ...] = ()
+    opened: tuple[Hashable, ...] = ()
     site: str = "?"
     blocking: bool = False
     mapping: int | None = None
@@ -102,7 +71,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """The host waits for `events`, or for all of `queue`: published when it begins and when it has `returned`."""
+    """The host waits for `events` (user events left out) or all of `queue`: when it begins, and has `returned`."""
 
     events: tuple[Hashable, ...] = ()
     queue: Hashable | None = None
@@ -115,7 +84,6 @@ class UserEventSet:
     """A user event has just been set: published after the driver's call, so that an error keeps no gate shut."""
 
     event: Hashable
-    site: str = "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +97,7 @@ HostRecord = HostWait | UserEventSet | Released
 
 
 class Listener(Protocol):
-    """A reader of the journal. It may be told of an end (`after`, `abandoned`) whose `before` it has not seen."""
+    """A reader; it may be told of an end (`after`, `abandoned`) whose `before` it has not seen."""
 
     def before(self, command: Command) -> None: ...
     def after(self, command: Command) -> None: ...
@@ -142,30 +110,27 @@ _lock = threading.RLock()
 
 
 def subscribe(listener: Listener) -> None:
-    """Add a listener; commands in flight may reach it half."""
     global listeners
     with _lock:
         listeners = (*listeners, listener)
 
 
 def unsubscribe(listener: Listener) -> None:
-    """Remove a listener; one that is not subscribed is ignored."""
     global listeners
     with _lock:
         listeners = tuple(each for each in listeners if each is not listener)
 
 
 def before(command: Command) -> None:
-    """Announce a command; if this raises it must not be enqueued, and every listener knows so."""
-    told: list[Listener] = []
-    try:
-        for listener in listeners:
+    """Announce a command. If one listener raises, those that were told before it are told that it is abandoned."""
+    snapshot = listeners
+    for number, listener in enumerate(snapshot):
+        try:
             listener.before(command)
-            told.append(listener)
-    except BaseException:
-        for listener in told:
-            listener.abandoned(command)
-        raise
+        except BaseException:
+            for told in snapshot[:number]:
+                told.abandoned(command)
+            raise
 
 
 def after(command: Command, event: Hashable) -> None:

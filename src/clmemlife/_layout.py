@@ -11,10 +11,11 @@ import numpy as np
 import pyopencl as cl
 
 from . import _opencl
+from ._images import image_region
 from ._journal import Box
-from ._meminfo import image_region
 
 _BYTES = np.dtype(np.uint8)
+_PATTERN = np.random.default_rng(0x5EED).integers(0, 256, 4093, np.uint8)
 _TYPES = cl.channel_type
 _PACKED: dict[Any, Any] = {
     _TYPES.UNORM_SHORT_565: np.uint16,
@@ -37,7 +38,7 @@ class BufferLayout:
 
     def __init__(self, total: int, shape: Any, dtype: Any, order: str, offset: int, size: int | None) -> None:
         dtype = self.dtype = np.dtype(dtype)
-        if dtype.hasobject or not dtype.itemsize:
+        if dtype.hasobject or not dtype.itemsize or dtype.subdtype is not None:
             raise ValueError(f"an array of {dtype} cannot lie in device memory")
         if order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
@@ -80,6 +81,10 @@ class BufferLayout:
     def host_range(self, anchor: Any) -> tuple[int, int]:
         """Return address and bytes of the mapped host memory."""
         return anchor.__array_interface__["data"][0], self.stop - self.start
+
+    def as_bytes(self, anchor: Any) -> np.ndarray[Any, Any]:
+        """Return the array's bytes, in any shape."""
+        return anchor[: self.nbytes]  # type: ignore[no-any-return]
 
     def view(self, anchor: Any) -> np.ndarray[Any, Any]:
         """Return the array to hand out."""
@@ -150,9 +155,23 @@ class ImageLayout:
         last = sum((n - 1) * step for n, step in zip(anchor.shape, anchor.strides, strict=True))
         return anchor.__array_interface__["data"][0], last + anchor.itemsize
 
+    def as_bytes(self, anchor: Any) -> np.ndarray[Any, Any]:
+        """Return the array's bytes, in any shape."""
+        return anchor.view(_BYTES)  # type: ignore[no-any-return]
+
     def view(self, anchor: Any) -> np.ndarray[Any, Any]:
         """Return the array to hand out."""
         return anchor[...]  # type: ignore[no-any-return]
+
+
+def mark(data: np.ndarray[Any, Any]) -> None:
+    """Fill bytes with a pattern that data are unlikely to have."""
+    data[...] = np.resize(_PATTERN, data.shape)
+
+
+def marked(data: np.ndarray[Any, Any]) -> int:
+    """Return how many bytes still have the pattern."""
+    return int(np.count_nonzero(data == np.resize(_PATTERN, data.shape)))
 
 
 def _numbers(numbers: Any, name: str, dims: int, rest: int) -> tuple[int, int, int]:

@@ -62,8 +62,8 @@ class Root:
 class MapEntry:
     """One open map: the bytes ``[start, stop)`` of the root, or a box of an image, and whether it writes.
 
-    ``owner`` gives the object that closes it (or ``None``); ``address`` and ``nbytes`` are the mapped host memory, and
-    ``pending`` the events of commands that use it as host memory. ``closed`` is set before the entry is struck out,
+    ``owner`` gives the object that closes it (or ``None``); ``pending`` are the events of commands that use the mapped
+    memory as host memory. ``closed`` is set before the entry is struck out,
     so that whoever reads ``Root.maps`` without the lock can tell.
     """
 
@@ -76,8 +76,6 @@ class MapEntry:
     site: str
     owner: Callable[[], Any]
     number: int = field(default_factory=_numbers.__next__)
-    address: int = 0
-    nbytes: int = 0
     pending: list[Any] = field(default_factory=list)
     closed: bool = False
 
@@ -138,13 +136,15 @@ def owner_of(int_ptr: int) -> Entry | None:
 def add(entry: Entry) -> None:
     """Enter a new handle."""
     with _lock:
-        _finish_removals()
+        if _removed:
+            _finish_removals()
         _entries[entry.number] = entry
         _by_address.setdefault(entry.int_ptr, []).append(entry)
         _use(entry.root)
         counters.current_count += 1
         counters.total_count += 1
-        counters.peak_count = max(counters.peak_count, counters.current_count)
+        if counters.current_count > counters.peak_count:
+            counters.peak_count = counters.current_count
 
 
 def remove(entry: Entry | MapEntry) -> None:
@@ -162,7 +162,8 @@ def remove(entry: Entry | MapEntry) -> None:
 def open_map(entry: MapEntry, check: Callable[[], None]) -> None:
     """Enter a map if `check` lets it, in one step; it keeps the root."""
     with _lock:
-        _finish_removals()
+        if _removed:
+            _finish_removals()
         check()
         _use(entry.root)
         entry.root.maps += (entry,)
@@ -174,6 +175,11 @@ def entries() -> tuple[Entry, ...]:
     with _lock:
         _finish_removals()
         return tuple(_entries.values())
+
+
+def any_maps() -> bool:
+    """Say, cheaply, whether any map may be open."""
+    return bool(_open_maps)
 
 
 def open_maps() -> tuple[MapEntry, ...]:
@@ -188,7 +194,8 @@ def _use(root: Root) -> None:
         _roots[root.int_ptr] = root
         counters.current_bytes += root.size
         counters.total_bytes += root.size
-        counters.peak_bytes = max(counters.peak_bytes, counters.current_bytes)
+        if counters.current_bytes > counters.peak_bytes:
+            counters.peak_bytes = counters.current_bytes
     root.users += 1
 
 

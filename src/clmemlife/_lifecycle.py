@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 
-from . import _callbacks, _inflight, _ledger
+from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
+from ._mapping import Mapping
+from .exceptions import CallError
 
 EXIT_TIMEOUT_SECONDS = 2.0
 """How long, all together, exit waits for queued commands and callbacks (``CLMEMLIFE_EXIT_TIMEOUT`` overrides)."""
@@ -29,13 +32,18 @@ def close() -> None:
     for entry in _ledger.open_maps():
         mapping = entry.owner()
         if mapping is not None:
-            mapping._end_at_exit()
+            try:
+                mapping._end()
+            except Exception:  # the program is over, and nothing can be said to anybody
+                _forget_map(mapping)
     _inflight.close(max(0.0, deadline - time.monotonic()))
     entries = _ledger.entries()
     for handle in [one.owner() for one in sorted(entries, key=lambda one: (one.kind == "buffer", -one.number))]:
-        if handle is not None:
-            handle._end_at_exit()
-    _callbacks.drain(max(0.0, deadline - time.monotonic()), final=True)
+        int_ptr = None if handle is None else handle._disarm("released at exit")
+        if int_ptr is not None:
+            with contextlib.suppress(CallError):
+                _opencl.release_mem_object(int_ptr)
+    _callbacks.drain(max(0.25, deadline - time.monotonic()), final=True)
 
 
 def _after_fork_in_child() -> None:
@@ -44,14 +52,36 @@ def _after_fork_in_child() -> None:
     for entry in _ledger.entries():
         handle = entry.owner()
         if handle is not None:
-            handle._disown()
+            handle._disarm("inherited by fork")
+        _ledger.remove(entry)
+    _hostmem.forget()
     for open_map in _ledger.open_maps():
         mapping = open_map.owner()
         if mapping is not None:
-            mapping._disown()
+            _forget_map(mapping)
     _inflight.close(0.0)
 
 
+def _forget_map(mapping: Mapping) -> None:
+    """Keep a map for ever: its destructor would reach the driver."""
+    if mapping._finalizer.detach():
+        open_ = mapping._open
+        _opencl.immortalise((open_.memory_map, open_.anchor, open_.map_event))
+        _ledger.remove(open_.entry)
+
+
+def _check_as_told() -> None:
+    """Start what the environment asks for: ``CLMEMLIFE_CHECK=hazards`` checks the whole program, with warnings."""
+    wanted = os.environ.get("CLMEMLIFE_CHECK", "")
+    if "hazards" in wanted.split(","):
+        from .diagnostics.checking import check_hazards
+
+        scope = check_hazards("warn")
+        scope.start()
+        atexit.register(scope.stop)
+
+
 atexit.register(close)
+_check_as_told()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from . import _ledger, _opencl, _waitlist
+from . import _ledger, _waitlist
 from ._access import Use, check_maps
 from ._copy import check_host_access
 from ._handle import MemHandle
-from ._layout import BufferLayout, ImageLayout
+from ._layout import BufferLayout, ImageLayout, mark, marked
 from ._openmap import OpenMap, abandoned
 from ._site import caller_site, report_at, warn_at
-from ._submit import check_queue, submit
+from ._submit import check_queue, check_usable, submit
 from .exceptions import (
     DependencyError,
     HazardWarning,
@@ -32,8 +32,6 @@ from .exceptions import (
 from .flags import MapFlags, require
 
 __all__ = ["MapState", "Mapping"]
-
-_PATTERN = np.random.default_rng(0x5EED).integers(0, 256, 4093, np.uint8)
 
 
 class MapState(enum.Enum):
@@ -102,7 +100,7 @@ class Mapping:
         if views not in ("warn", "raise"):
             raise ValueError(f"views must be 'warn' or 'raise', not {views!r}")
         mem = handle._share()
-        handle._check_queue(queue)
+        check_usable(handle, queue)
         held = handle._entry
         check_host_access(handle._flags, "a map for it", reads=reads, writes=writes)
         layout: BufferLayout | ImageLayout
@@ -125,9 +123,9 @@ class Mapping:
         self._open = open_ = OpenMap(entry, use, held)
         _ledger.open_map(entry, lambda: check_maps(use, "Mapping", site))
         try:
-            call, arguments = layout.call(queue, mem, flags.value, waits, is_blocking)
+            call, arguments = layout.call(queue, mem, flags._value_, waits, is_blocking)
             result = submit(
-                "map", queue, (use,), waits, mem, call, *arguments,
+                "map", queue, (use,), waits, None, call, *arguments,
                 mapping=entry.number, blocking=is_blocking, check=False,
             )  # fmt: skip
         except BaseException:
@@ -139,7 +137,6 @@ class Mapping:
         if not writes:
             result[0].flags.writeable = False
         open_.anchor = layout.anchor(result)
-        entry.address, entry.nbytes = layout.host_range(open_.anchor)
 
     # -- while mapped ----------------------------------------------------------------------------------------
 
@@ -164,7 +161,7 @@ class Mapping:
                 if open_.array is None:
                     array = self._layout.view(open_.anchor)
                     if self._debug:
-                        array.view(np.uint8).ravel()[:] = _pattern(array.nbytes)
+                        mark(self._layout.as_bytes(open_.anchor))
                     open_.array = array
         return open_.array  # type: ignore[no-any-return]
 
@@ -237,29 +234,31 @@ class Mapping:
         """
         if queue is not None:
             check_queue(queue)
-        event, problem = self._end(wait_for, queue)
+        event, problem, unwritten = self._end(wait_for, queue)
         if problem and self._views == "raise":
             raise LiveViewError(problem)
         if problem:
             warn_at(caller_site(), problem, ViewWarning)
+        if unwritten:
+            warn_at(caller_site(), unwritten, HazardWarning)
         return event
 
-    def _end(self, wait_for: Any = None, queue: cl.CommandQueue | None = None) -> tuple[cl.Event, str]:
-        """Unmap once; return the event and what is to be said about views."""
+    def _end(self, wait_for: Any = None, queue: cl.CommandQueue | None = None) -> tuple[cl.Event, str, str]:
+        """Unmap once; return the event and what is to be said about views and about bytes not written."""
         open_ = self._open
         with self._lock:
             if open_.unmap_event is not None:
-                return open_.unmap_event, ""
-            if self._debug:
-                self._report_unwritten()
+                return open_.unmap_event, "", ""
+            unwritten = self._unwritten()
             event = open_.close(wait_for, queue)
             self._finalizer.detach()
             if not open_.empty_array():
-                return event, ""
-        return event, (
+                return event, "", unwritten
+        problem = (
             f"views of the array of the {open_.text} live on after its unmap: what they show is stale and what is "
             "written through them is lost or corrupts data; use mapping.copy() for data that must last"
         )
+        return event, problem, unwritten
 
     def __enter__(self) -> Mapping:
         self._check_open()
@@ -274,7 +273,7 @@ class Mapping:
                 raise
             return
         try:
-            _, problem = self._end()
+            _, problem, _ = self._end()
         except Exception as refusal:
             self._abandon(refusal)
         else:
@@ -287,32 +286,31 @@ class Mapping:
                 self._open.give_up(refusal)
                 self._open.empty_array()
 
-    def _end_at_exit(self) -> None:
-        """Unmap in silence, or keep the map for ever."""
-        try:
-            self._end()
-        except Exception:  # the program is over, and nothing can be said to anybody
-            self._disown()
-
-    def _disown(self) -> None:
-        """Forget the map, in a forked child or where it cannot be ended: its destructor must not run."""
-        if self._finalizer.detach():
-            _opencl.immortalise((self._open.memory_map, self._open.anchor, self._open.map_event))
-            _ledger.remove(self._open.entry)
+    def _overlaps(self, start: int, stop: int) -> bool:
+        """Say whether addresses ``[start, stop)`` are among the mapped memory."""
+        anchor = self._open.anchor
+        if anchor is None:
+            return False
+        address, nbytes = self._layout.host_range(anchor)
+        return start < address + nbytes and address < stop
 
     def _check_open(self) -> None:
         if self._open.unmap_event is not None:
             raise UnmappedError(f"the {self._open.text} was ended; its array is gone (mapping.copy() keeps data)")
 
-    def _report_unwritten(self) -> None:
-        array = self._open.array
-        if array is None:
-            return
-        data = array.view(np.uint8).ravel()
-        untouched = int(np.count_nonzero(data == _pattern(data.size)))
-        if untouched > data.size // 64 + 1:  # one byte in 256 is like the pattern by chance
-            message = f"about {untouched} of {data.size} bytes of the discarding {self._open.text} were never written"
-            warn_at(caller_site(), message + "; their content is undefined", HazardWarning)
+    def _unwritten(self) -> str:
+        """Return what is to be said about bytes of a discarding map that nobody wrote."""
+        open_ = self._open
+        if not self._debug or open_.array is None or open_.entry.pending:
+            return ""
+        data = self._layout.as_bytes(open_.anchor)
+        untouched = marked(data)
+        if untouched <= data.size // 64 + 1:  # one byte in 256 is like the pattern by chance
+            return ""
+        return (
+            f"about {untouched} of {data.size} bytes of the discarding {open_.text} were never written; "
+            "their content is undefined"
+        )
 
     def __repr__(self) -> str:
         return f"<Mapping {self.state.value}, {self._flags}: {self._open.text}>"
@@ -324,10 +322,6 @@ def _decode(flags: MapFlags) -> tuple[bool, bool, bool]:
     reads, writes, discards = (
         bool(flags & one) for one in (MapFlags.READ, MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION)
     )
-    if not flags or (discards and flags != MapFlags.WRITE_INVALIDATE_REGION):
+    if flags not in (MapFlags.READ, MapFlags.WRITE, MapFlags.READ | MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION):
         raise ValueError(f"{flags}: give READ, WRITE, READ|WRITE, or WRITE_INVALIDATE_REGION alone")
     return reads, writes or discards, discards
-
-
-def _pattern(nbytes: int) -> np.ndarray[Any, Any]:
-    return np.resize(_PATTERN, nbytes)

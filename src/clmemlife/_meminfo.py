@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,32 @@ def query(mem: Any) -> MemInfo:
     )
 
 
+@dataclass(slots=True)
+class Facts:
+    """What a handle remembers of its object; `misaligned` are the devices that cannot take a sub-buffer's origin."""
+
+    type: int
+    kind: str
+    size: int
+    flags: MemFlags
+    context: cl.Context
+    root: _ledger.Root | None = None
+    offset: int = 0
+    misaligned: frozenset[int] = frozenset()
+
+
+def measure(mem: Any, label: str | None, site: str) -> Facts:
+    """Ask the driver for the facts about `mem`."""
+    root, offset = locate(mem, label, site)
+    kind = "buffer" if mem.int_ptr == root.int_ptr else "sub-buffer"
+    if mem.type != cl.mem_object_type.BUFFER:
+        kind = "image"
+    context = mem.context
+    alignments = _opencl.context_limits(context).alignments if offset else {}
+    misaligned = frozenset(device for device, step in alignments.items() if offset % step)
+    return Facts(mem.type, kind, mem.size, MemFlags(mem.flags), context, root, offset, misaligned)
+
+
 def locate(mem: Any, label: str | None = None, site: str = "outside this library") -> tuple[_ledger.Root, int]:
     """Return the root of a PyOpenCL object and its offset there in bytes."""
     offset, whole = 0, mem
@@ -91,6 +118,13 @@ def _checked(flags: MemFlags) -> MemFlags:
     return flags
 
 
+def whole_number(value: object, name: str) -> int:
+    """Return `value` as an ``int``; refuse what is none, ``bool`` included."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__} {value!r}")
+    return operator.index(value)
+
+
 def check_narrowing(mine: MemFlags, wanted: MemFlags) -> None:
     _, access = check_flags(wanted), wanted & ACCESS_FLAGS
     if access and mine & (MemFlags.READ_ONLY | MemFlags.WRITE_ONLY) and access != mine & ACCESS_FLAGS:
@@ -98,61 +132,6 @@ def check_narrowing(mine: MemFlags, wanted: MemFlags) -> None:
     host = wanted & HOST_ACCESS_FLAGS
     if host and host != MemFlags.HOST_NO_ACCESS and mine & HOST_ACCESS_FLAGS and host != mine & HOST_ACCESS_FLAGS:
         raise ValueError(f"a sub-buffer of a {mine & HOST_ACCESS_FLAGS} buffer cannot be {host}")
-
-
-def image_type(shape: tuple[int, ...], *, is_array: bool, over_buffer: bool) -> int:
-    """Return the ``CL_MEM_TYPE`` of an image with this shape."""
-    kinds = cl.mem_object_type
-    names = {
-        (1, False, False): kinds.IMAGE1D, (2, False, False): kinds.IMAGE2D, (3, False, False): kinds.IMAGE3D,
-        (2, True, False): kinds.IMAGE1D_ARRAY, (3, True, False): kinds.IMAGE2D_ARRAY,
-        (1, False, True): kinds.IMAGE1D_BUFFER,
-    }  # fmt: skip
-    if any(n <= 0 for n in shape):
-        raise ValueError(f"an image has at least one pixel in each direction, not shape {shape}")
-    try:
-        return int(names[len(shape), is_array, over_buffer])
-    except KeyError:
-        raise ValueError(
-            f"no image has shape {shape} with is_array={is_array} over {'a buffer' if over_buffer else 'no buffer'}: "
-            "1 to 3 numbers, 2 or 3 for an array, 1 over a buffer"
-        ) from None
-
-
-def image_bytes(shape: tuple[int, ...], itemsize: int, pitches: tuple[int, ...] | None) -> int:
-    """Return how many bytes of host memory an image of `shape` (pixels) reads, with `pitches` in bytes."""
-    width, height, depth = (*shape, 1, 1)[:3]
-    row, slice_ = (*(pitches or ()), 0, 0)[:2]
-    row = row or width * itemsize
-    if len(shape) == 2 and slice_:  # a 1D array has its pitch between slices
-        row = slice_
-    slice_ = slice_ or row * height
-    if row < width * itemsize or (depth > 1 and slice_ < row * height):
-        raise ValueError(
-            f"pitches {pitches} are smaller than a row of {width * itemsize} or a slice of {row * height} bytes"
-        )
-    return (depth - 1) * slice_ + (height - 1) * row + width * itemsize
-
-
-def image_region(image: Any) -> tuple[int, int, int]:
-    """Return the size of a PyOpenCL image in pixels, rows and slices, with 1 for a direction that it has not."""
-    kinds = cl.mem_object_type
-    width, height, depth, count = image.width, image.height, image.depth, image.array_size
-    if image.type == kinds.IMAGE1D_ARRAY:
-        return width, count, 1
-    return width, max(height, 1), count if image.type == kinds.IMAGE2D_ARRAY else max(depth, 1)
-
-
-def pixel_size(format: cl.ImageFormat) -> int:
-    """Return the bytes of one pixel; PyOpenCL counts each channel of a packed format, and knows no sRGB orders."""
-    types = cl.channel_type
-    packed = {types.UNORM_SHORT_565: 2, types.UNORM_SHORT_555: 2, types.UNORM_INT_101010: 4}
-    if format.channel_data_type in packed:
-        return packed[format.channel_data_type]
-    try:
-        return int(format.itemsize)
-    except cl.Error:
-        return 4
 
 
 def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _opencl.ContextLimits) -> Any:

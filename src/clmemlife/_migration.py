@@ -9,7 +9,7 @@ import pyopencl as cl
 
 from . import _opencl, _waitlist
 from ._handle import MemHandle
-from ._submit import check_queue, marker, submit, whole
+from ._submit import check_queue, check_usable, marker, submit, whole
 from .exceptions import DependencyError, UnsupportedError, status_name
 from .flags import MigrationFlags, require
 
@@ -75,7 +75,7 @@ class Migration:
         uses = []
         for handle in _without_parts(self._handles):
             mems.append(handle._share())
-            handle._check_queue(queue)
+            check_usable(handle, queue)
             uses.append(whole(handle, reads=not flags & MigrationFlags.CONTENT_UNDEFINED, writes=True))
         if not mems:
             self._event = marker(queue, wait_for, "Migration")

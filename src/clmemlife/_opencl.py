@@ -33,6 +33,7 @@ __all__ = ["ENTRY_POINTS", "ContextLimits", "context_limits", "immortalise"]
 
 _SUCCESS = 0
 _CL_MEM_HOST_PTR = 0x1103
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _loader() -> ctypes.CDLL:
@@ -86,7 +87,7 @@ def get_host_ptr(int_ptr: int) -> int | None:
 
 def set_kernel_arg_mem(kernel: int, index: int, int_ptr: int) -> None:
     """Set a memory object as kernel argument: ``clSetKernelArg``."""
-    status = _clSetKernelArg(kernel, index, 8, ctypes.byref(ctypes.c_void_p(int_ptr)))
+    status = _clSetKernelArg(kernel, index, _POINTER_BYTES, int_ptr.to_bytes(_POINTER_BYTES, sys.byteorder))
     if status != _SUCCESS:
         raise CallError("clSetKernelArg", status)
 
@@ -224,9 +225,12 @@ _limits: WeakKeyDictionary[cl.Context, ContextLimits] = WeakKeyDictionary()
 
 def context_limits(context: cl.Context) -> ContextLimits:
     """Return the limits of `context`."""
-    limits = _limits.get(context)
-    if limits is None:
-        limits = _limits[context] = ContextLimits(context)
+    limits: ContextLimits | None = getattr(context, "_clmemlife_limits", None)
+    if limits is None:  # another Python object for the same context may have them
+        limits = _limits.get(context)
+        if limits is None:
+            limits = _limits[context] = ContextLimits(context)
+        context._clmemlife_limits = limits
     return limits
 
 

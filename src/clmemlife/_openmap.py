@@ -44,10 +44,13 @@ class OpenMap:
 
     def close(self, wait_for: Any, queue: cl.CommandQueue | None) -> cl.Event:
         """Enqueue the unmap after the map (unless that failed) and after commands that use its memory."""
-        if queue is None:
-            queue = self.map_event.command_queue  # the caller may have closed the one it mapped with
-        own = [one for one in (self.map_event, *self.entry.pending) if one.command_execution_status >= 0]
-        waits = _waitlist.prepare(queue, [wait_for, own])
+        own_queue = self.map_event.command_queue if queue is None else None
+        if own_queue is not None:
+            queue = own_queue  # the caller may have closed the one it mapped with
+        waits: list[cl.Event] | None
+        waits = [one for one in (self.map_event, *self.entry.pending) if one.command_execution_status >= 0]
+        if wait_for is not None or own_queue is None or self.entry.pending:
+            waits = _waitlist.prepare(queue, [wait_for, waits])
         self.unmap_event = submit(
             "unmap", queue, (self.use,), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
             self.memory_map, queue, waits, mapping=self.entry.number, check=False,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import threading
 import weakref
+from _thread import RLock
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -12,13 +12,11 @@ from typing import Any, NoReturn, TypeVar
 import pyopencl as cl
 
 from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
-from ._meminfo import MemInfo, locate, query
+from ._meminfo import Facts, MemInfo, measure, query
 from ._site import caller_site, describe, report_at, unraisable, warn_at
 from .exceptions import (
-    AlignmentError,
     CallError,
     CleanupWarning,
-    ContextMismatchError,
     ForkedProcessError,
     LeakWarning,
     ReleasedError,
@@ -229,20 +227,6 @@ class Reference:
         entry = self._entry
         return describe(entry.label, entry.size, entry.site, entry.kind)
 
-    def _check_queue(self, queue: cl.CommandQueue) -> None:
-        """Refuse a queue of another context, and a device that cannot take this sub-buffer's origin."""
-        if queue.context != self._context:
-            raise ContextMismatchError(
-                f"{self._text()} belongs to another context than the queue; create it in the queue's context or copy "
-                "through host memory"
-            )
-        if self._misaligned and queue.device.int_ptr in self._misaligned:
-            step = _opencl.context_limits(self._context).alignments[queue.device.int_ptr]
-            raise AlignmentError(
-                f"{self._text()} starts at byte {self._entry.offset} of its root, which {queue.device.name.strip()} "
-                f"cannot take: it needs a multiple of {step}"
-            )
-
     def _disarm(self, how: str) -> int | None:
         """Mark as gone; return the address to the one caller who then has the reference."""
         with self._lock:
@@ -251,20 +235,6 @@ class Reference:
                 self._gone = (how, caller_site())
                 self._finalizer.detach()
             return int_ptr
-
-    def _end_at_exit(self) -> None:
-        """Release in silence: the program is over, and nothing can be said to anybody."""
-        int_ptr = self._disarm("released by exit")
-        if int_ptr is not None:
-            _release(int_ptr, self._entry)
-
-    def _disown(self) -> None:
-        """Forget the reference, in a forked child: it is the parent's."""
-        if self._int_ptr is not None:
-            self._int_ptr = None
-            self._gone = ("inherited by fork", "")
-            self._finalizer.detach()
-            _ledger.remove(self._entry)
 
     def _gone_error(self) -> ReleasedError | ForkedProcessError:
         assert self._gone is not None
@@ -279,32 +249,30 @@ class Reference:
     @classmethod
     def _take(
         cls: builtins.type[Self], mem: Any, how: str, label: str | None, site: str, parent: Reference | None,
-        host: _hostmem.HostMemory | None = None,
+        host: _hostmem.HostMemory | None = None, fresh: Facts | None = None,
     ) -> Self:  # fmt: skip
-        """Make the handle of `mem`, with a reference of its own: the last step, which alone can leave one behind."""
+        """Make the handle of `mem`, with a reference of its own: the last step, which alone can leave one behind.
+
+        `fresh` are the facts about a new object, which need not be asked for.
+        """
         self = object.__new__(cls)
-        root, offset = locate(mem, label, site)
-        int_ptr, size, self._type = mem.int_ptr, mem.size, mem.type
-        self._context, self._flags = mem.context, MemFlags(mem.flags)
-        self._lock = threading.RLock()
+        int_ptr = mem.int_ptr
+        facts = measure(mem, label, site) if fresh is None else fresh
+        self._type, self._context, self._flags = facts.type, facts.context, facts.flags
+        self._lock = RLock()
         self._gone = None
-        self._parent = parent
-        self._misaligned = frozenset(
-            device
-            for device, step in (_opencl.context_limits(self._context).alignments.items() if offset else ())
-            if offset % step
-        )
-        kind = "sub-buffer" if offset or int_ptr != root.int_ptr else "buffer"
-        if self._type != cl.mem_object_type.BUFFER:
-            kind = "image"
-        entry = _ledger.Entry(int_ptr, kind, size, how, label, site, root, offset, weakref.ref(self))
-        self._entry = entry
         self._int_ptr = None
-        same = _ledger.owner_of(int_ptr)
-        if same is not None:
-            entry.watches = same.watches
+        self._parent = parent
+        self._misaligned = facts.misaligned
+        root = facts.root or _ledger.Root(int_ptr, facts.size, label, site)
+        entry = _ledger.Entry(int_ptr, facts.kind, facts.size, how, label, site, root, facts.offset, weakref.ref(self))
+        self._entry = entry
+        if fresh is None:
+            same = _ledger.owner_of(int_ptr)
+            if same is not None:
+                entry.watches = same.watches
         if host is not None:
-            entry.watches += host.lease(int_ptr, label, size, site)
+            entry.watches += host.lease(int_ptr, label, facts.size, site)
         self._finalizer = weakref.finalize(self, _collected, int_ptr, entry)
         self._finalizer.atexit = False
         try:

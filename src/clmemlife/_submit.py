@@ -6,7 +6,7 @@ record if somebody listens, call the driver, hold what it uses until its event i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyopencl as cl
@@ -16,6 +16,7 @@ from ._access import Use, check_maps
 from ._handle import MemHandle
 from ._meminfo import locate
 from ._site import caller_site
+from .exceptions import AlignmentError, ContextMismatchError
 
 _OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
@@ -45,20 +46,22 @@ def submit(
     waits : list of Event or None
         The checked wait-list, which `call` gets among its arguments.
     held : object
-        Kept alive until the command is complete.
+        Kept alive until the command is complete; ``None`` where the caller does that.
     """
     for use in uses if check else ():
         if use.root.maps:
             check_maps(use, f"{kind} {name!r}" if name else kind, caller_site())
     if not _journal.listeners:
         result = call(*arguments)
-        _inflight.hold(result[1] if type(result) is tuple else result, held, waits)
+        if held is not None or waits:
+            _inflight.hold(result[1] if type(result) is tuple else result, held, waits)
         return result
+    key, out_of_order = describe_queue(queue)
+    events = plain_events(waits or ())
     record = _journal.Command(
-        kind=kind, name=name, queue=queue, out_of_order=bool(queue.properties & _OUT_OF_ORDER),
-        accesses=tuple(use.record() for use in uses), waits=tuple(waits or ()),
-        gates=tuple(filter(_is_gate, waits or ())), site=caller_site(),
-        blocking=blocking, mapping=mapping, undefined=undefined,
+        kind=kind, name=name, queue=key, out_of_order=out_of_order, accesses=tuple(use.record() for use in uses),
+        waits=events, gates=unset_gates(events), site=caller_site(), blocking=blocking, mapping=mapping,
+        undefined=undefined,
     )  # fmt: skip
     _journal.before(record)
     try:
@@ -68,12 +71,23 @@ def submit(
         raise
     event = result[1] if type(result) is tuple else result
     _inflight.hold(event, held, waits)
-    _journal.after(record, event)
+    _journal.after(record, *plain_events((event,)))
     return result
 
 
-def _is_gate(event: cl.Event) -> bool:
-    return event.command_queue is None and event.command_execution_status > 0
+def describe_queue(queue: cl.CommandQueue) -> tuple[cl.CommandQueue, bool]:
+    """Return a key that stands for this queue and no later one, closed or not, and whether it is out of order."""
+    return cl.CommandQueue.from_int_ptr(queue.int_ptr, True), bool(queue.properties & _OUT_OF_ORDER)
+
+
+def plain_events(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
+    """Return the same events as objects that may be dropped at any time (those of host copies wait then)."""
+    return tuple(_opencl.wrap_event(one.int_ptr, True) if isinstance(one, cl.NannyEvent) else one for one in events)
+
+
+def unset_gates(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
+    """Return those that are user events not yet set."""
+    return tuple(one for one in events if one.command_queue is None and one.command_execution_status > 0)
 
 
 def marker(queue: cl.CommandQueue, wait_for: Any, kind: str) -> cl.Event:
@@ -98,11 +112,26 @@ def whole(mem: Any, *, reads: bool, writes: bool) -> Use:
     return Use(root, offset, offset + mem.size, reads=reads, writes=writes)
 
 
+def check_usable(handle: MemHandle, queue: cl.CommandQueue) -> None:
+    """Refuse a queue of another context, and a device that cannot take a sub-buffer's origin."""
+    if queue.context != handle._context:
+        raise ContextMismatchError(
+            f"{handle._text()} belongs to another context than the queue; create it in the queue's context or copy "
+            "through host memory"
+        )
+    if handle._misaligned and queue.device.int_ptr in handle._misaligned:
+        step = _opencl.context_limits(handle._context).alignments[queue.device.int_ptr]
+        raise AlignmentError(
+            f"{handle._text()} starts at byte {handle._entry.offset} of its root, which {queue.device.name.strip()} "
+            f"cannot take: it needs a multiple of {step}"
+        )
+
+
 def target(queue: cl.CommandQueue, mem: Any, *, reads: bool, writes: bool) -> tuple[Any, Use]:
     """Return the PyOpenCL object of a handle (or itself) for a command on `queue`, and its use as a whole."""
     use = whole(mem, reads=reads, writes=writes)
     if isinstance(mem, MemHandle):
         shared = mem._share()
-        mem._check_queue(queue)
+        check_usable(mem, queue)
         return shared, use
     return mem, use

@@ -43,6 +43,8 @@ def wait_list(*items: Any) -> list[cl.Event]:
             continue
         if isinstance(item, cl.Event):
             events.append(item)
+        elif isinstance(item, (list, tuple)):
+            events.extend(wait_list(*item))
         elif hasattr(type(item), "map_event"):
             raise TypeError(
                 "a Mapping has two events: wait for mapping.map_event (the host may use the array) or "
@@ -67,7 +69,7 @@ def prepare(queue: cl.CommandQueue, wait_for: Any) -> list[cl.Event] | None:
     """
     if wait_for is None:
         return None
-    events = wait_list(wait_for)
+    events = [wait_for] if isinstance(wait_for, cl.Event) else wait_list(wait_for)
     if not events:
         return None
     context = queue.context

@@ -58,15 +58,19 @@ class CallError(ClMemLifeError):
         Name of the OpenCL call.
     code : int
         The negative status code it returned.
+    detail : str
+        What was asked for, where that is known.
     """
 
-    def __init__(self, routine: str, code: int) -> None:
-        super().__init__(routine, code)
+    def __init__(self, routine: str, code: int, detail: str = "") -> None:
+        super().__init__(routine, code, detail)
         self.routine = routine
         self.code = code
+        self.detail = detail
 
     def __str__(self) -> str:
-        return f"{self.routine} failed: {status_name(self.code)} ({self.code})"
+        text = f"{self.routine} failed: {status_name(self.code)} ({self.code})"
+        return f"{text}: {self.detail}" if self.detail else text
 
 
 class OwnershipError(ClMemLifeError):

@@ -15,6 +15,7 @@ is set. Commands get their place one by one, and each only after all that happen
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import Final
 
 from .._journal import Access, Command
@@ -94,6 +95,9 @@ class Node:
         return other.clock.get(chain, 0) >= index
 
 
+_index = attrgetter("index")
+
+
 class Queue:
     """What the next command of a queue comes after."""
 
@@ -131,7 +135,8 @@ class Queue:
             self.loose = []
         self.loose.append(node)
         if len(self.loose) > self.limit:
-            ends = {node.chain: node for node in self.loose if not node.pending and node.index > node.chain.ordered}
+            placed = sorted((node for node in self.loose if not node.pending and node.live()), key=_index)
+            ends = {node.chain: node for node in placed}
             self.loose = [node for node in self.loose if node.pending] + list(ends.values())
             self.limit = 2 * len(self.loose) + self.slack
 

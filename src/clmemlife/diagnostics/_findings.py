@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .._journal import Access, Box
+from ..exceptions import HazardError, HazardWarning, UnorderedAccessError
 from ._clocks import Node
+from ._uses import Survey, Use, Uses
 
 _UNORDERED = "Nothing orders the two: the results depend on timing."
 _TITLES = {"host_map": "racing host map", "undefined_content": "use of undefined content"}
@@ -86,7 +89,7 @@ class Finding:
     @property
     def key(self) -> str:
         """The same for the same mistake, in every run; ``suppress`` takes it."""
-        return self._block(f"object={self.label or self.site}")
+        return self._block()
 
     @property
     def advice(self) -> str:
@@ -112,11 +115,10 @@ class Finding:
                 f"  {self.second} waits for the end of\n"
                 f"  {self.first} which waits for a user event that is not set\n"
                 f"  No other thread runs that could set it: this wait has no end. {self.advice}\n"
-                f"  [{self._block()}]"
+                f"  [{self.key}]"
             )
         name = "an object" if self.label is None else repr(self.label)
         title = _TITLES.get(self.hazard, self.hazard.replace("_", "-"))
-        bytes_ = f"object={self.label or self.site} bytes={self.start}:{self.stop}"
         if self.hazard == "host_map":
             second = self.second.using("writes" if self.second.writes else "reads")
             first = self.first.using(f"lets the host {'write' if self.first.writes else 'read'}")
@@ -132,15 +134,20 @@ class Finding:
             f"  {self.second} {second}\n"
             f"  {self.first} {first}\n"
             f"  {insight} {self.advice}\n"
-            f"  [{self._block(bytes_)}]"
+            f"  [{self._block(f'bytes={self.start}:{self.stop}')}]"
         )
 
     def _block(self, *words: str) -> str:
-        ends = f"second={self.second.site}", f"first={self.first.site}"
-        return " ".join([f"hazard={self.hazard}", *words, *ends])
+        thing = [] if self.hazard == "wait_cycle" else [f"object={_word(self.label or self.site)}"]
+        ends = f"second={_word(self.second.site)}", f"first={_word(self.first.site)}"
+        return " ".join([f"hazard={self.hazard}", *thing, *words, *ends])
 
 
-def collision(second: tuple[Node, Access], first: tuple[Node, Access]) -> Finding:
+def _word(text: str) -> str:
+    return repr(text) if set(text) & set(" \t\n=[]'\"") else text
+
+
+def _collision(second: Use, first: Use) -> Finding:
     """Return the finding that nothing orders two uses, `first` being the earlier call."""
     (later, mine), (earlier, theirs) = second, first
     if earlier.mapped and (earlier.unmap is None or later.number < earlier.unmap.number):
@@ -153,12 +160,85 @@ def collision(second: tuple[Node, Access], first: tuple[Node, Access]) -> Findin
     return _finding(hazard, later, mine, earlier, theirs)
 
 
-def undefined_content(node: Node, mine: Access, migration: Node, theirs: Access) -> Finding:
-    """Return the finding that a command reads what a migration left undefined."""
-    return _finding("undefined_content", node, mine, migration, theirs)
-
-
 def _finding(hazard: str, later: Node, mine: Access, earlier: Node, theirs: Access) -> Finding:
     start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
     second, first = Party.of(later, mine), Party.of(earlier, theirs)
     return Finding(hazard, second, first, mine.label, mine.size, mine.site, start, stop)
+
+
+def judged(surveys: list[Survey]) -> list[Finding]:
+    """Return what is wrong with the surveyed accesses."""
+    found: list[Finding] = []
+    for survey in surveys:
+        if survey.unordered or survey.undefined:
+            node, access = survey.node, survey.access
+            if node.start is not None:  # an unmap: whatever came between was judged against its map
+                continue
+            for other, theirs in survey.unordered.items():
+                mine, use = (node, access), (other, theirs)
+                found.append(_collision(mine, use) if node.number > other.number else _collision(use, mine))
+            for migration, theirs in survey.undefined.items():
+                found.append(_finding("undefined_content", node, access, migration, theirs))
+    return found
+
+
+def explained(uses: Uses) -> str:
+    """Return the recent uses of a memory object, oldest first, as text."""
+    live = {node.number for segment in uses.segments for node, _ in segment[2] if node.mapped or node.live()}
+    if not uses.recent:
+        return "no use on record"
+    a = uses.recent[-1][-1]
+    lines = [f"{a.label or 'memory object'} ({a.size} bytes, created at {a.site})"]
+    for number, kind, name, queue, site, a in uses.recent:
+        does = " and ".join(verb for verb, on in (("reads", a.reads), ("writes", a.writes)) if on)
+        party = Party(kind, name, queue, site, a.start, a.stop, a.box, assumed=a.assumed)
+        state = ": what comes next must be ordered behind it" if number in live else ""
+        lines.append(f"  {party} {party.using(does)}{state}")
+    return "\n".join(lines)
+
+
+class Report:
+    """The findings so far, each missing edge once, and what is done with a new one."""
+
+    def __init__(self, mode: str, suppress: frozenset[str]) -> None:
+        self.mode, self.suppress = mode, suppress
+        self.quiet = False  # nothing can be raised now
+        self._found: dict[tuple[str, str, str], Finding] = {}
+        self._unsaid: list[Finding] = []  # to warn of, where nothing could be raised
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(self._found.values())
+
+    def add(self, found: list[Finding], *, quietly: bool = False) -> None:
+        """Count findings; raise the first or warn of the new ones, as the mode says."""
+        found = [finding for finding in found if finding.key not in self.suppress]
+        new = []
+        for finding in found:
+            edge = finding.key, finding.second.name, finding.first.name
+            known = self._found.get(edge)
+            self._found[edge] = finding if known is None else replace(known, count=known.count + 1)
+            if known is None:
+                new.append(finding)
+        if quietly or self.quiet:
+            self._unsaid += new
+        elif self.mode == "raise" and found:
+            raise _ERRORS.get(found[0].hazard, UnorderedAccessError)(str(found[0]), found[0])
+        elif self.mode == "warn":
+            for finding in new:
+                _warn(finding)
+
+    def say(self) -> None:
+        """Warn of what was found where nothing could be raised."""
+        if self._unsaid and not self.quiet:
+            unsaid, self._unsaid = self._unsaid, []
+            for finding in unsaid if self.mode != "record" else ():
+                _warn(finding)
+
+
+_ERRORS = {"undefined_content": HazardError, "wait_cycle": HazardError}
+
+
+def _warn(finding: Finding) -> None:
+    path, _, line = finding.second.site.rpartition(":")
+    warnings.warn_explicit(str(finding), HazardWarning, path or "?", int(line) if line.isdecimal() else 0)

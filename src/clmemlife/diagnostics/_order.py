@@ -47,10 +47,12 @@ class Order:
         gates: list[Hashable] = []
         for event in command.waits:
             pred = self.nodes.get(event)
-            if pred is None and event in command.gates:
+            if pred is not None:
+                preds.append(pred)
+            elif event in command.gates:
                 gates.append(event)
-            else:
-                preds.append(pred or self.adopt(event))
+            elif event not in command.opened:
+                preds.append(self.adopt(event))
         node = Node(command, queue, preds, next(self._numbers))
         if command.mapping is not None and command.kind == "unmap" and command.mapping in self.maps:
             node.start = self.maps[command.mapping]

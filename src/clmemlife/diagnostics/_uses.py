@@ -12,136 +12,148 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import NamedTuple
 
 from .._journal import Access
 from ._clocks import Node
 
 Use = tuple[Node, Access]
+# Bytes [start, stop), the uses of all of them, and the migration that left them without content.
+Segment = tuple[int, int, tuple[Use, ...], Use | None]
+_START, _STOP = itemgetter(0), itemgetter(1)
 
 
-class Segment(NamedTuple):
-    """Bytes ``[start, stop)`` with the uses of all of them."""
+class Survey:
+    """What one access finds, and what it would change: the segments `old`, from number `first` on, become `new`."""
 
-    start: int
-    stop: int
-    uses: tuple[Use, ...]
-    undefined: Use | None  # the migration that left them without content
+    __slots__ = ("access", "first", "new", "node", "old", "undefined", "unordered", "uses", "version")
 
+    def __init__(self, uses: Uses, node: Node, access: Access) -> None:
+        self.uses, self.version = uses, uses.version
+        self.node, self.access = node, access
+        self.unordered: dict[Node, Access] = {}  # the commands of whose uses nothing orders one with this access
+        self.undefined: dict[Node, Access] = {}  # the migrations since which nobody wrote what it reads
+        start, stop = access.start, access.stop
+        segments = uses.segments
+        self.first = first = bisect_right(segments, start, key=_STOP)
+        self.old = segments[first : bisect_left(segments, stop, first, key=_START)]
+        self.new: list[Segment] = []
+        alone: tuple[Use] = ((node, access),)
+        fresh = alone[0] if node.undefined else None
+        defines = access.writes and (node.undefined or node.kind != "migrate")
+        for low, high, theirs, undefined in self.old:
+            if low < start:
+                self.new.append((low, start, theirs, undefined))
+            elif start < low:
+                _append(self.new, (start, low, alone, fresh))
+                start = low
+            if undefined is not None and access.reads and not access.assumed and undefined[0].before(node):
+                self.undefined.setdefault(*undefined)
+            kept = self._kept(theirs)
+            end = high if high < stop else stop
+            _append(self.new, (start, end, (*kept, *alone) if kept else alone, fresh if defines else undefined))
+            if stop < high:
+                self.new.append((stop, high, theirs, undefined))
+            start = end
+        if start < stop:
+            _append(self.new, (start, stop, alone, fresh))
 
-Undo = tuple[int, list[Segment], list[Segment]]
-_START = itemgetter(0)
-_STOP = itemgetter(1)
+    def _kept(self, uses: tuple[Use, ...]) -> list[Use]:
+        """Return the uses that this access does not stand for; note those that it collides with, unordered."""
+        node, access = self.node, self.access
+        chain, clock = node.chain, node.clock
+        reads, writes, boxed = access.reads, access.writes, access.box is not None
+        kept = []
+        for use in uses:
+            other, theirs = use
+            index, its_chain = other.index, other.chain
+            if other.mapped:
+                behind = False
+            elif index <= its_chain.ordered:
+                continue
+            else:
+                behind = other is node or (
+                    index < node.index if its_chain is chain else clock.get(its_chain, 0) >= index
+                )
+            if behind:
+                if (writes or not theirs.writes) and (not boxed or _covers(access, theirs)):
+                    continue
+            elif (
+                (writes or (reads and theirs.writes))
+                and (not boxed or access.overlaps(theirs))
+                and (other.mapped or not node.before(other))
+            ):
+                self.unordered.setdefault(other, theirs)
+            kept.append(use)
+        return kept
 
 
 class Uses:
     """The uses of one memory object; `recent` tells its latest ones to a reader."""
 
-    __slots__ = ("_limit", "recent", "segments")
+    __slots__ = ("limit", "recent", "segments", "version")
     slack = 64  # what may pile up before it is looked through
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []  # disjoint, in order
         self.recent: deque[tuple[int, str, str, int, str, Access]] = deque(maxlen=32)
-        self._limit = self.slack
+        self.version = 0
+        self.limit = self.slack
 
-    def colliding(self, access: Access, *, reads: bool, writes: bool) -> Iterator[Use]:
+    def colliding(self, access: Access) -> Iterator[Use]:
         """Yield uses that share bytes with `access` of which one writes, ordered or not; some more than once."""
-        segments = self.segments
-        for at in range(bisect_right(segments, access.start, key=_STOP), len(segments)):
-            if segments[at].start >= access.stop:
-                break
-            for use in segments[at].uses:
-                theirs = use[1]
-                if (writes or (reads and theirs.writes)) and access.overlaps(theirs):
-                    yield use
-
-    def unordered(self, node: Node, access: Access) -> dict[Node, Access]:
-        """Return the commands of whose uses nothing orders one with `access` by `node`."""
-        found: dict[Node, Access] = {}
-        for other, theirs in self.colliding(access, reads=access.reads, writes=access.writes):
-            if other is not node and (other.mapped or not (other.before(node) or node.before(other))):
-                found.setdefault(other, theirs)
-        return found
-
-    def undefined(self, node: Node, access: Access) -> dict[Node, Access]:
-        """Return the migrations that `node` comes after and since which nobody wrote what it reads."""
-        found: dict[Node, Access] = {}
-        if access.reads and not access.assumed:
-            for segment in self._touched(access):
-                if segment.undefined is not None and segment.undefined[0].before(node):
-                    found.setdefault(*segment.undefined)
-        return found
-
-    def _touched(self, access: Access) -> list[Segment]:
         first = bisect_right(self.segments, access.start, key=_STOP)
-        return self.segments[first : bisect_left(self.segments, access.stop, first, key=_START)]
+        for _, _, uses, _ in self.segments[first : bisect_left(self.segments, access.stop, first, key=_START)]:
+            yield from (use for use in uses if (access.writes or use[1].writes) and access.overlaps(use[1]))
 
-    def record(self, node: Node, access: Access) -> Undo:
-        """Add a use; return what `forget` needs to take it back."""
-        if len(self.segments) > self._limit:
-            self._compact()
-        first = bisect_right(self.segments, access.start, key=_STOP)
-        old = self.segments[first : bisect_left(self.segments, access.stop, first, key=_START)]
-        mine: Use = (node, access)
-        fresh = mine if node.undefined else None
-        new: list[Segment] = []
-        at = access.start
-        for start, stop, uses, undefined in old:
-            if start < at:
-                new.append(Segment(start, at, uses, undefined))
-            elif at < start:
-                new.append(Segment(at, start, (mine,), fresh))
-                at = start
-            end = min(stop, access.stop)
-            if access.writes and (node.undefined or node.kind != "migrate"):
-                undefined = fresh
-            kept = [use for use in uses if not _stands_for(node, access, use)]
-            _append(new, Segment(at, end, (*kept, mine), undefined))
-            if end < stop:
-                new.append(Segment(end, stop, uses, old[-1].undefined))
-            at = end
-        if at < access.stop:
-            _append(new, Segment(at, access.stop, (mine,), fresh))
-        self.segments[first : first + len(old)] = new
-        self.recent.append((node.number, node.kind, node.name, node.queue.number, node.site, access))
-        return first, old, new
+    def record(self, survey: Survey) -> Survey:
+        """Add the use that was surveyed; return what `forget` needs to take it back."""
+        if survey.version != self.version:  # by another access of the same command
+            survey = Survey(self, survey.node, survey.access)
+        node = survey.node
+        self.segments[survey.first : survey.first + len(survey.old)] = survey.new
+        self.version += 1
+        self.recent.append((node.number, node.kind, node.name, node.queue.number, node.site, survey.access))
+        return survey
 
-    def forget(self, node: Node, undo: Undo) -> None:
+    def forget(self, survey: Survey) -> None:
         """Take back a use by a command that the driver refused."""
-        first, old, new = undo
+        first, old, new = survey.first, survey.old, survey.new
         if self.segments[first : first + len(new)] == new:
             self.segments[first : first + len(new)] = old
         else:  # another thread came in between
+            node = survey.node
             self.segments = [
-                each._replace(uses=tuple(use for use in each.uses if use[0] is not node)) for each in self.segments
+                (a, b, tuple(use for use in uses if use[0] is not node), u) for a, b, uses, u in self.segments
             ]
+        self.version += 1
         if self.recent:
             self.recent.pop()
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
+        """Drop what the host has waited for, also where nobody looks any more."""
         segments: list[Segment] = []
-        for each in self.segments:
-            uses = tuple(use for use in each.uses if use[0].mapped or use[0].live())
-            if uses or each.undefined is not None:
-                _append(segments, each._replace(uses=uses))
+        for start, stop, uses, undefined in self.segments:
+            uses = tuple(use for use in uses if use[0].mapped or use[0].live())
+            if uses or undefined is not None:
+                _append(segments, (start, stop, uses, undefined))
         self.segments = segments
-        self._limit = 2 * len(segments) + self.slack
+        self.version += 1
+        self.limit = 2 * len(segments) + self.slack
 
 
 def _append(segments: list[Segment], segment: Segment) -> None:
     """Append a segment, or prolong the last one by it if they say the same."""
-    if segments and segments[-1].stop == segment.start and segments[-1][2:] == segment[2:]:
-        segments[-1] = segments[-1]._replace(stop=segment.stop)
-    else:
-        segments.append(segment)
+    if segments:
+        start, stop, uses, undefined = segments[-1]
+        if uses == segment[2] and stop == segment[0] and undefined is segment[3]:
+            segments[-1] = (start, segment[1], uses, undefined)
+            return
+    segments.append(segment)
 
 
-def _stands_for(node: Node, access: Access, use: Use) -> bool:
-    """Return whether nothing is lost if `use` is forgotten now that `node` uses its bytes."""
-    other, theirs = use
-    if other.mapped:
-        return False
-    if other.index <= other.chain.ordered:
-        return True
-    return (access.writes or not theirs.writes) and (other is node or other.before(node)) and access.covers(theirs)
+def _covers(access: Access, other: Access) -> bool:
+    """Return whether, of the bytes that they share, one access leaves none of the other's out."""
+    if access.box is None or other.box is None or access.pitches != other.pitches:
+        return access.box is None
+    sides = zip(*access.box, *other.box, strict=True)
+    return all(a <= b and b + b_size <= a + a_size for a, a_size, b, b_size in sides)

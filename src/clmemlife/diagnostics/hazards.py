@@ -22,17 +22,16 @@ and events are opaque hashable values.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 from .._journal import Access, Command, HostRecord, HostWait, Released, UserEventSet
-from ..exceptions import HazardError, HazardWarning, MapConflictError, UnorderedAccessError
+from ..exceptions import MapConflictError
 from ._clocks import Node
-from ._findings import Finding, Party, collision, undefined_content
+from ._findings import Finding, Party, Report, explained, judged
 from ._order import Order
-from ._uses import Undo, Uses
+from ._uses import Survey, Uses
 
 __all__ = ["Checker", "Finding", "Party"]
 
@@ -56,17 +55,14 @@ class Checker:
     def __init__(self, mode: Mode = "raise", suppress: Collection[str] = ()) -> None:
         if mode not in ("raise", "warn", "record"):
             raise ValueError(f"mode is {mode!r}; it must be 'raise', 'warn' or 'record'")
-        self.mode = mode
-        self.suppress = frozenset([suppress] if isinstance(suppress, str) else suppress)
+        self._report = Report(mode, frozenset([suppress] if isinstance(suppress, str) else suppress))
         self._order = Order()
         self._uses: dict[int, Uses] = {}
         self._released: set[int] = set()
-        self._in_flight: dict[int, tuple[Command, Node, list[tuple[Uses, Undo]]]] = {}
-        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._in_flight: dict[int, tuple[Command, Node, list[Survey]]] = {}
         self._lock = threading.RLock()
-        self._inside = self._quiet = False
+        self._inside = False
         self._later: list[tuple[Callable[..., None], Any]] = []  # what came while inside
-        self._unsaid: list[Finding] = []  # to warn of, where nothing could be raised
 
     # What the journal calls
 
@@ -92,7 +88,7 @@ class Checker:
     def findings(self) -> tuple[Finding, ...]:
         """Each missing edge once, with its count."""
         with self._lock:
-            return tuple(self._findings.values())
+            return self._report.findings
 
     def close(self) -> None:
         """Judge what still hangs on a user event, as if all were set now. A second call finds nothing new."""
@@ -142,17 +138,7 @@ class Checker:
         """Return the recent uses of root memory object number `obj`, oldest first, as text."""
         with self._lock:
             uses = self._uses.get(obj)
-            if uses is None or not uses.recent:
-                return f"memory object {obj}: no use on record"
-            live = {node.number for segment in uses.segments for node, _ in segment.uses if node.mapped or node.live()}
-            last = uses.recent[-1][-1]
-            lines = [f"{last.label or 'memory object'} ({last.size} bytes, created at {last.site})"]
-            for number, kind, name, queue, site, a in uses.recent:
-                does = " and ".join(verb for verb, on in (("reads", a.reads), ("writes", a.writes)) if on)
-                party = Party(kind, name, queue, site, a.start, a.stop, a.box, assumed=a.assumed)
-                state = ": what comes next must be ordered behind it" if number in live else ""
-                lines.append(f"  {party} {party.using(does)}{state}")
-            return "\n".join(lines)
+            return "no use on record" if uses is None else explained(uses)
 
     # One step at a time
 
@@ -165,23 +151,24 @@ class Checker:
             try:
                 step(*values)
             finally:
-                self._quiet = True
                 while self._later:
+                    self._report.quiet = True
                     later, its_values = self._later.pop(0)
                     later(*its_values)
-                self._quiet = self._inside = False
+                self._report.quiet = self._inside = False
 
     def _before(self, command: Command) -> None:
-        self._say()
+        self._report.say()
         node = self._order.plan(command)
         found = self._endless(node, Party.of(node)) if command.blocking and node.pending else []
+        surveys: list[Survey] = []
         if not node.pending:
-            found = self._judged(node, node.accesses)
+            surveys = self._surveys(node, node.accesses)
+            found = judged(surveys)
         if found:
-            self._report(found)
+            self._report.add(found)
         self._order.commit(command, node)
-        undo = [] if node.pending else self._record(node, node.accesses)
-        self._in_flight[id(command)] = command, node, undo
+        self._in_flight[id(command)] = command, node, [survey.uses.record(survey) for survey in surveys]
 
     def _after(self, command: Command) -> None:
         _, node, _ = self._in_flight.pop(id(command), (None, None, None))
@@ -195,17 +182,17 @@ class Checker:
         _, node, undo = self._in_flight.pop(id(command), (None, None, None))
         if node is None or undo is None:
             return
-        for uses, change in reversed(undo):
-            uses.forget(node, change)
+        for survey in reversed(undo):
+            survey.uses.forget(survey)
         if node.start is not None:
             node.start.mapped = True
         self._order.take_back(command, node)
 
     def _host(self, record: HostRecord) -> None:
-        self._say()
+        self._report.say()
         order = self._order
         if isinstance(record, UserEventSet):
-            self._report(self._open(record.event))
+            self._report.add(self._open(record.event))
         elif isinstance(record, Released):
             if order.waiting:
                 self._released.add(record.obj)
@@ -223,61 +210,53 @@ class Checker:
             if record.returned:
                 self._settle(node)
             elif found := self._endless(node, Party("host wait", "", 0, record.site)):
-                self._report(found)
+                self._report.add(found)
 
     def _close(self) -> None:
-        self._say()
-        self._report(self._open(None))
+        self._report.say()
+        self._report.add(self._open(None))
 
     def _declare(
         self, event: Hashable, accesses: tuple[Access, ...], queue: Hashable | None, out_of_order: bool, site: str
     ) -> None:
-        self._say()
+        self._report.say()
         node = self._order.nodes.get(event)
         if node is None:
             node = self._order.adopt(event, None if queue is None else self._order.queue(queue, out_of_order))
             node.site = site
         node.accesses += accesses
         if not node.pending:
-            found = self._judged(node, accesses)
-            self._record(node, accesses)
-            self._report(found)
+            self._report.add(self._take(node, accesses))
 
     # What the steps are made of
 
-    def _judged(self, node: Node, accesses: tuple[Access, ...]) -> list[Finding]:
-        """Return what is wrong with the accesses of a command that has its place; change nothing."""
-        found: list[Finding] = []
-        if node.start is not None:  # an unmap: whatever came between was judged against its map
-            return found
-        for access in accesses:
-            uses = self._uses.get(access.obj)
-            if uses is None:
-                continue
-            for other, theirs in uses.unordered(node, access).items():
-                mine, their_use = (node, access), (other, theirs)
-                found.append(collision(*((mine, their_use) if node.number > other.number else (their_use, mine))))
-            for migration, theirs in uses.undefined(node, access).items():
-                found.append(undefined_content(node, access, migration, theirs))
-        return found
-
-    def _record(self, node: Node, accesses: tuple[Access, ...]) -> list[tuple[Uses, Undo]]:
-        """Let later commands be judged against the accesses of this one."""
+    def _surveys(self, node: Node, accesses: tuple[Access, ...]) -> list[Survey]:
+        """Return what the accesses of a command that has its place find and would change."""
         if node.start is not None:
-            node.start.mapped = False
-        changes = []
+            node.start.mapped = False  # only now can the unmap stand for its map
+        surveys = []
         for access in accesses:
             if access.start < access.stop:
                 uses = self._uses.get(access.obj)
                 if uses is None:
                     uses = self._uses[access.obj] = Uses()
-                changes.append((uses, uses.record(node, access)))
-        return changes
+                elif len(uses.segments) > uses.limit:
+                    uses.compact()
+                surveys.append(Survey(uses, node, access))
+        return surveys
+
+    def _take(self, node: Node, accesses: tuple[Access, ...]) -> list[Finding]:
+        """Judge a command that is enqueued already, and let later ones be judged against it."""
+        surveys = self._surveys(node, accesses)
+        found = judged(surveys)
+        for survey in surveys:
+            survey.uses.record(survey)
+        return found
 
     def _collisions(self, access: Access) -> Iterable[Node]:
         uses = self._uses.get(access.obj)
         if uses is not None:
-            yield from (node for node, _ in uses.colliding(access, reads=access.reads, writes=access.writes))
+            yield from (node for node, _ in uses.colliding(access))
         for node in self._order.waiting:
             if any(a.obj == access.obj and (a.writes or access.writes) and a.overlaps(access) for a in node.accesses):
                 yield node
@@ -286,8 +265,7 @@ class Checker:
         """Judge what gets its place because a user event (None: every one) is set."""
         found: list[Finding] = []
         for node in self._order.opened(event):
-            found += self._judged(node, node.accesses)
-            self._record(node, node.accesses)
+            found += self._take(node, node.accesses)
         if not self._order.waiting:
             for obj in self._released:
                 self._uses.pop(obj, None)
@@ -297,7 +275,7 @@ class Checker:
     def _settle(self, node: Node) -> None:
         """The host has waited for a command. If it hung on user events, they have been set without our knowledge."""
         for event in self._order.gates(node):
-            self._report(self._open(event), quietly=True)
+            self._report.add(self._open(event), quietly=True)
         for each in [p for p in node.preds if not p.pending] if node.pending else [node]:
             self._order.settle(each)
 
@@ -306,43 +284,6 @@ class Checker:
         if threading.active_count() > 1:
             return []
         return [Finding("wait_cycle", waiter, Party.of(gated)) for gated in [*self._order.gates(node).values()][:1]]
-
-    def _counted(self, found: list[Finding]) -> list[Finding]:
-        """Count findings; return those that are new."""
-        new = []
-        for finding in found:
-            edge = finding.key, finding.second.name, finding.first.name
-            known = self._findings.get(edge)
-            self._findings[edge] = finding if known is None else replace(known, count=known.count + 1)
-            if known is None:
-                new.append(finding)
-        return new
-
-    def _report(self, found: list[Finding], *, quietly: bool = False) -> None:
-        found = [finding for finding in found if finding.key not in self.suppress]
-        new = self._counted(found)
-        if quietly or self._quiet:
-            self._unsaid += new
-        elif self.mode == "raise" and found:
-            raise _ERRORS.get(found[0].hazard, UnorderedAccessError)(str(found[0]), found[0])
-        elif self.mode == "warn":
-            for finding in new:
-                _warn(finding)
-
-    def _say(self) -> None:
-        """Warn of what was found where nothing could be raised."""
-        if self._unsaid and not self._quiet:
-            unsaid, self._unsaid = self._unsaid, []
-            for finding in unsaid if self.mode != "record" else ():
-                _warn(finding)
-
-
-_ERRORS = {"undefined_content": HazardError, "wait_cycle": HazardError}
-
-
-def _warn(finding: Finding) -> None:
-    path, _, line = finding.second.site.rpartition(":")
-    warnings.warn_explicit(str(finding), HazardWarning, path or "?", int(line) if line.isdecimal() else 0)
 
 
 def _with_role(accesses: Iterable[Access], *, reads: bool = False) -> list[Access]:

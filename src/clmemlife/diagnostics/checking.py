@@ -1,0 +1,162 @@
+"""The hazard checker as a scope: `check_hazards`, and what may be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import Any
+
+import pyopencl as cl
+
+from .. import _journal
+from .._access import Declared
+from .._handle import MemHandle
+from .._meminfo import locate
+from .._site import caller_site
+from .._submit import describe_queue, whole
+from . import _hooks
+from .hazards import Checker, Finding, Mode
+
+__all__ = ["check_hazards", "declare", "dependencies", "explain"]
+
+_active: list[Checker] = []
+
+
+class check_hazards:  # noqa: N801 - used like a function, as contextlib.suppress is
+    """Check, while the block runs, that an event orders any two uses of the same bytes of which one writes.
+
+    Parameters
+    ----------
+    mode : {"raise", "warn", "record"}
+        `UnorderedAccessError` before the second command is enqueued; `HazardWarning`; or only `findings`.
+    suppress : collection of str
+        Keys of findings (`Finding.key`) that are not wanted.
+
+    Notes
+    -----
+    It sees all threads of the process. Blocks nest; each has its own findings. Commands of raw PyOpenCL are not seen
+    unless `declare` names them; where the host waits for raw events is. What hangs on a user event is judged when that
+    is set, at the latest when the block ends. OpenCL specification: "Execution Model: Synchronization".
+    """
+
+    def __init__(self, mode: Mode = "raise", *, suppress: Collection[str] = ()) -> None:
+        self._checker = Checker(mode, suppress)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found so far, each missing edge once."""
+        return self._checker.findings
+
+    def start(self) -> None:
+        """Begin to listen, as entering the block does."""
+        _hooks.install()
+        _journal.subscribe(self._checker)
+        _active.append(self._checker)
+
+    def stop(self) -> None:
+        """Stop listening and judge what still hangs on a user event, as leaving the block does."""
+        if self._checker in _active:
+            _active.remove(self._checker)
+            _journal.unsubscribe(self._checker)
+            _hooks.uninstall()
+            self._checker.close()
+
+    def __enter__(self) -> check_hazards:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.stop()
+        except Exception:
+            if error is None:
+                raise
+
+
+def dependencies(*, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> list[cl.Event]:
+    """Return the smallest list of events that orders such an access: what one writes into ``wait_for``.
+
+    Parameters
+    ----------
+    reads, writes : iterable of MemHandle, PyOpenCL memory object, or In/Out/InOut (for a range)
+
+    Raises
+    ------
+    RuntimeError
+        No checker is listening.
+    MapConflictError
+        The host has the bytes mapped; no event can order that.
+    """
+    return _listening("dependencies").dependencies(_accesses(reads, False), _accesses(writes, True))
+
+
+def declare(
+    event: cl.Event,
+    *,
+    reads: Iterable[Any] = (),
+    writes: Iterable[Any] = (),
+    queue: cl.CommandQueue | None = None,
+) -> None:
+    """Tell the checker what a command that raw PyOpenCL or another library enqueued does.
+
+    Parameters
+    ----------
+    event : pyopencl.Event
+        Of that command; call this right after it was enqueued.
+    reads, writes
+        As for `dependencies`.
+    queue : pyopencl.CommandQueue, optional
+        Its queue, where the event does not know it.
+
+    Raises
+    ------
+    RuntimeError
+        No checker is listening.
+    UnorderedAccessError
+        In mode "raise", where that command is not ordered.
+    """
+    _listening("declare")
+    queue = event.command_queue if queue is None else queue
+    key, out_of_order = (None, False) if queue is None else describe_queue(queue)
+    for checker in list(_active):
+        checker.declare(
+            event,
+            _accesses(reads, False),
+            _accesses(writes, True),
+            queue=key,
+            out_of_order=out_of_order,
+            site=caller_site(),
+        )
+
+
+def explain(mem: Any) -> str:
+    """Return the recent uses of a memory object (handle or PyOpenCL's) as text, oldest first.
+
+    Raises
+    ------
+    RuntimeError
+        No checker is listening.
+    """
+    checker = _listening("explain")
+    root = mem._entry.root if isinstance(mem, MemHandle) else locate(mem)[0]
+    return checker.explain(root.number)
+
+
+def _listening(name: str) -> Checker:
+    if not _active:
+        raise RuntimeError(f"{name} needs a checker that listens: use it within 'with clmemlife.check_hazards():'")
+    return _active[-1]
+
+
+def _accesses(things: Iterable[Any], writes: bool) -> list[_journal.Access]:
+    found = []
+    for thing in [things] if isinstance(things, (MemHandle, Declared, cl.MemoryObjectHolder)) else things:
+        mem = thing.mem if isinstance(thing, Declared) else thing
+        if not isinstance(mem, (MemHandle, cl.MemoryObjectHolder)):
+            raise TypeError(f"reads and writes take memory objects, not {type(mem).__name__}")
+        use = whole(mem, reads=not writes, writes=writes)
+        if isinstance(thing, Declared):
+            use.start += thing.offset
+            use.stop = use.start + thing.size
+        found.append(use.record())
+    return found
