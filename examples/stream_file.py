@@ -18,8 +18,8 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -82,24 +82,27 @@ def crc_tables() -> np.ndarray:
     return np.stack(tables)
 
 
-class ZeroBytes:
-    """What zero bytes do to a CRC register: linear over GF(2), so 32 columns say it (zlib's crc32_combine)."""
+def times(columns: list[int], register: int) -> int:
+    """Multiply a matrix over GF(2) with a register."""
+    return reduce(xor, (column for bit, column in enumerate(columns) if register >> bit & 1), 0)
 
-    def __init__(self, table: np.ndarray) -> None:
-        columns = [int(table[1 << bit & 255]) ^ 1 << bit >> 8 for bit in range(32)]
-        self.powers = [columns]  # 1, 2, 4, ... bytes
-        while 1 << len(self.powers) <= BLOCK:
-            last = self.powers[-1]
-            self.powers.append([self.times(last, column) for column in last])
 
-    @staticmethod
-    def times(columns: list[int], register: int) -> int:
-        return reduce(xor, (column for bit, column in enumerate(columns) if register >> bit & 1), 0)
+TABLES = crc_tables()
+# What 1, 2, 4, ... zero bytes do to a register is linear, so that registers of blocks combine (zlib's crc32_combine).
+ZEROS = [[int(TABLES[0][1 << bit & 255]) ^ 1 << bit >> 8 for bit in range(32)]]
+while 1 << len(ZEROS) <= BLOCK:
+    ZEROS.append([times(ZEROS[-1], column) for column in ZEROS[-1]])
 
-    def append(self, register: int, nbytes: int) -> int:
-        for bit, columns in enumerate(self.powers):
-            register = self.times(columns, register) if nbytes >> bit & 1 else register
-        return register
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and have an error of reading name it as one of opening does."""
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 class Result:
@@ -108,160 +111,172 @@ class Result:
     def __init__(self) -> None:
         self.size, self.register, self.counts = 0, 0xFFFFFFFF, np.zeros(256, np.int64)
 
-    def add(self, size: int, counts: np.ndarray, registers: np.ndarray, zeros: ZeroBytes) -> None:
+    def add(self, size: int, counts: np.ndarray, registers: np.ndarray) -> None:
+        """Add a chunk: a histogram and a CRC register (begun with 0) for each of its blocks."""
         self.counts += counts.sum(axis=0, dtype=np.int64)
-        for start, register in zip(range(0, size, BLOCK), registers.tolist()):
-            self.register = zeros.append(self.register, min(BLOCK, size - start)) ^ register
+        for start, register in zip(range(0, size, BLOCK), registers.tolist(), strict=True):
+            for bit, columns in enumerate(ZEROS):
+                if min(BLOCK, size - start) >> bit & 1:
+                    self.register = times(columns, self.register)
+            self.register ^= register
         self.size += size
 
     @property
     def crc32(self) -> int:
         return self.register ^ 0xFFFFFFFF
 
-    @property
-    def entropy(self) -> float:
-        """Bits per byte."""
-        shares = self.counts[self.counts > 0] / max(self.size, 1)
-        return float(-(shares * np.log2(shares)).sum()) + 0.0
+    def verify(self, path: Path) -> bool:
+        """Compute the same with zlib and NumPy."""
+        crc, counts = 0, np.zeros(256, np.int64)
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                crc = zlib.crc32(piece, crc)
+                counts += np.bincount(np.frombuffer(piece, np.uint8), minlength=256)
+        return crc == self.crc32 and bool((counts == self.counts).all())
 
 
 class Slot:
     """The device buffers of one chunk, the maps of its results, and the event after which it may be filled anew."""
 
-    def __init__(self, stack: ExitStack, context: cl.Context, chunk: int, number: int) -> None:
-        def buffer(name: str, size: int) -> MemHandle:
-            return stack.enter_context(MemHandle.create_buffer(context, size, label=f"{name} {number}"))
-
+    def __init__(self, stack: ExitStack, context: cl.Context, chunk: int) -> None:
         blocks = -(-chunk // BLOCK)
-        self.data, self.counts = buffer("data", chunk), buffer("counts", blocks * 1024)
-        self.registers = buffer("registers", blocks * 4)
+        self.data, self.counts, self.registers = (
+            stack.enter_context(MemHandle.create_buffer(context, size, label=label))
+            for label, size in (("data", chunk), ("counts", blocks * 1024), ("registers", blocks * 4))
+        )
         self.maps: list[Mapping] = []
-        self.finish: Callable[[], int] | None = None
         self.free: cl.Event | None = None
-        stack.callback(lambda: [one.unmap() for one in self.maps])  # on an error too
+        self.job: tuple[Result, int] | None = None
+        stack.callback(lambda: [one.unmap() for one in self.maps])  # where an error left them open
 
 
 class Streamer:
-    """The devices, their kernels, and a ring of slots; everything ends with `stack`."""
+    """Devices, kernels, and a ring of slots; their memory ends with `stack`."""
 
     def __init__(self, stack: ExitStack, chunk: int, depth: int) -> None:
-        chosen = cl.choose_devices(interactive=False)  # as PYOPENCL_CTX says
-        self.devices = (chosen if len(chosen) > 1 else [*chosen, *chosen[0].platform.get_devices()[1:2]])[:2]
+        devices = cl.choose_devices(interactive=False)  # as PYOPENCL_CTX says, else one
+        if len(devices) == 1:
+            devices += [one for one in devices[0].platform.get_devices(devices[0].type) if one != devices[0]]
+        self.devices = devices[:2]
+        self.chunk = min(chunk, *(one.max_mem_alloc_size for one in self.devices))
         context = cl.Context(self.devices)
         loose = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         queues = [cl.CommandQueue(context, one, one.queue_properties & loose) for one in self.devices]
         self.first, self.second = queues[0], queues[-1]
         program = cl.Program(context, LITTLE_ENDIAN_KERNELS).build([f"-DBLOCK={BLOCK}ul"])
         self.histogram, self.crc = cl.Kernel(program, "histogram"), cl.Kernel(program, "crc")
-        tables = crc_tables()
         flags = MemFlags.READ_ONLY | MemFlags.COPY_HOST_PTR
-        self.tables = stack.enter_context(MemHandle.create_buffer(context, flags=flags, hostbuf=tables, label="tables"))
-        self.zeros = ZeroBytes(tables[0])
-        chunk = min(chunk, *(one.max_mem_alloc_size for one in self.devices))
-        self.slots = deque(Slot(stack, context, chunk, number) for number in range(depth))
+        self.tables = stack.enter_context(MemHandle.create_buffer(context, flags=flags, hostbuf=TABLES, label="tables"))
+        self.slots = deque(Slot(stack, context, self.chunk) for _ in range(depth))
 
     def send(self, slot: Slot, file: BinaryIO, result: Result) -> int:
-        """Fill a slot from the file and enqueue all that is to be done with it; return the bytes, 0 at the end."""
+        """Fill a slot from the file and enqueue all that is to be done with it; return the bytes."""
         with Mapping(self.first, slot.data, MapFlags.WRITE_INVALIDATE_REGION, wait_for=slot.free) as chunk:
             size = file.readinto(chunk.array)
         slot.free = chunk.unmap_event
-        if not size:
+        if size:
+            blocks = -(-size // BLOCK)
+            results_free = [one.unmap_event for one in slot.maps]
+            # Work-groups of one: PoCL keeps the tables of a whole group on one stack.
+            counted = cml.enqueue_kernel(
+                self.first, self.histogram, (blocks,), (1,),
+                In(slot.data, 0, size), np.uint64(size), Out(slot.counts), wait_for=[slot.free, results_free],
+            )  # fmt: skip
+            moved = Migration(self.second, slot.data, wait_for=counted)
+            slot.free = cml.enqueue_kernel(
+                self.second, self.crc, (blocks,), (1,),
+                In(slot.data, 0, size), np.uint64(size), In(self.tables), Out(slot.registers),
+                wait_for=[moved, results_free],
+            )  # fmt: skip
+            slot.job, slot.maps = (result, size), []
+            for queue, handle, shape, ready in (
+                (self.first, slot.counts, (blocks, 256), counted), (self.second, slot.registers, blocks, slot.free),
+            ):  # fmt: skip
+                slot.maps.append(Mapping(queue, handle, MapFlags.READ, shape=shape, dtype=np.uint32, wait_for=ready))
+        return size
+
+    def receive(self, slot: Slot) -> int:
+        """Wait for the results of a slot, if it was sent, and add them; return the bytes."""
+        if slot.job is None:
             return 0
-        blocks = -(-size // BLOCK)
-        uses, results_free = In(slot.data, 0, size), [one.unmap_event for one in slot.maps]
-        counted = cml.enqueue_kernel(
-            self.first, self.histogram, (blocks,), (1,), uses, np.uint64(size), Out(slot.counts, 0, blocks * 1024),
-            wait_for=[chunk.unmap_event, results_free],
-        )  # fmt: skip
-        moved = Migration(self.second, slot.data, wait_for=counted)
-        slot.free = cml.enqueue_kernel(
-            self.second, self.crc, (blocks,), (1,), uses, np.uint64(size), In(self.tables),
-            Out(slot.registers, 0, blocks * 4), wait_for=[moved, results_free],
-        )  # fmt: skip
-        counts = Mapping(
-            self.first, slot.counts, MapFlags.READ, shape=(blocks, 256), dtype=np.uint32, wait_for=counted
-        )
-        slot.maps = [counts]
-        registers = Mapping(
-            self.second, slot.registers, MapFlags.READ, shape=blocks, dtype=np.uint32, wait_for=slot.free
-        )
-        slot.maps = [counts, registers]
-
-        def finish() -> int:
-            with counts, registers:  # their arrays are ready when the kernels are
-                result.add(size, counts.array, registers.array, self.zeros)
-            return size
-
-        slot.finish = finish
+        (result, size), slot.job = slot.job, None
+        with slot.maps[0] as counts, slot.maps[1] as registers:  # their arrays wait for the kernels
+            result.add(size, counts.array, registers.array)
         return size
 
     def run(self, files: dict[Path, Result]) -> Iterator[int]:
-        """Stream the files, with a chunk in every slot; yield the bytes that are done, chunk by chunk."""
+        """Stream the files with every slot on its way; yield the bytes as chunks are done."""
         for path, result in files.items():
-            with open(path, "rb") as file:
-                sent = 1
-                while sent:
-                    slot = self.slots[0]  # the one that was sent first
+            with opened(path) as file:
+                size = self.chunk
+                while size == self.chunk:  # less is the end of the file
+                    slot = self.slots[0]
                     self.slots.rotate(-1)
-                    if slot.finish:
-                        yield slot.finish()
-                    slot.finish = None
-                    sent = self.send(slot, file, result)
-        yield from (slot.finish() for slot in self.slots if slot.finish)
+                    yield self.receive(slot)
+                    size = self.send(slot, file, result)
+        yield from map(self.receive, self.slots)
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Return bits per byte."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(abs((shares * np.log2(shares)).sum()))
 
 
 def check(path: Path) -> int:
-    """Return the size of a file that can be read and is not empty."""
+    """Return the size of a file that can be read and is not empty, else raise OSError."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with open(path, "rb") as file:
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    with opened(path) as file:
         if not file.read(1):
-            raise OSError(errno.EINVAL, "the file is empty, there is nothing to compute", str(path))
+            raise OSError(errno.EINVAL, "The file is empty", str(path))
         return os.fstat(file.fileno()).st_size
-
-
-def verified(path: Path, result: Result) -> bool:
-    """Compute the same with zlib and NumPy."""
-    crc, counts = 0, np.zeros(256, np.int64)
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            crc = zlib.crc32(piece, crc)
-            counts += np.bincount(np.frombuffer(piece, np.uint8), minlength=256)
-    return crc == result.crc32 and bool((counts == result.counts).all())
-
-
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files; by default the library's source")
-    parser.add_argument("--chunk", type=positive, default=4 << 20, help="bytes of one chunk (default: %(default)s)")
-    parser.add_argument("--depth", type=positive, default=4, help="chunks on their way (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=4 << 20, help="bytes of one chunk (default: %(default)s)")
+    parser.add_argument("--depth", type=int, default=4, help="chunks on their way (default: %(default)s)")
     parser.add_argument(
         "--verify", action=argparse.BooleanOptionalAction, help="compare with NumPy and zlib (default: up to 256 MiB)"
     )
     options = parser.parse_args()
-    paths = options.paths or [
-        path for path in sorted((Path(__file__).parents[1] / "src").rglob("*.py")) if path.stat().st_size
-    ]
+    if options.chunk < 1 or options.depth < 1:
+        parser.error("a chunk has at least one byte, and one at least is on its way")
+    sources = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+    files = {path: Result() for path in options.paths or [one for one in sources if one.stat().st_size]}
     try:
-        total = sum([check(path) for path in paths])
-        files = {path: Result() for path in paths}
+        total = sum([check(path) for path in files])
         with ExitStack() as stack:
             streamer = Streamer(stack, options.chunk, options.depth)
-            bar = tqdm and stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None))
+            bar = stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None)) if tqdm else None
             begin = time.perf_counter()
             for size in streamer.run(files):
                 if bar:
                     bar.update(size)
             seconds = time.perf_counter() - begin
-        wrong = [path for path in paths if not verified(path, files[path])] if options.verify or (
-            options.verify is None and total <= MODEST) else []
+        verify = total <= MODEST if options.verify is None else options.verify
+        wrong = [path for path, result in files.items() if verify and not result.verify(path)]
     except OSError as error:
-        print(f"{parser.prog}: {error.filename or 'reading'}: {error.strerror}", file=sys.stderr)
+        print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    return 0
+    finally:
+        assert cml.live() == (), cml.live()
+
+    print("crc32               bytes  bits/byte  file")
+    for path, result in files.items():
+        print(f"{result.crc32:08x}  {result.size:15,}  {entropy(result.counts):9.6f}  {path}")
+    counts = sum(result.counts for result in files.values())
+    often = ", ".join(f"{byte:#04x} {counts[byte] / counts.sum():.1%}" for byte in np.argsort(-counts)[:5])
+    print(f"{len(files)} files, {counts.sum():,} bytes, {entropy(counts):.6f} bits/byte; most frequent: {often}")
+    print(f"{counts.sum() / seconds / 1e6:,.0f} MB/s on {' and '.join(one.name.strip() for one in streamer.devices)}")
+    print(f"device memory: {cml.statistics().peak_bytes:,} bytes at most, {len(cml.live())} objects alive now")
+    for path in wrong:
+        print(f"{parser.prog}: {path}: NumPy and zlib disagree", file=sys.stderr)
+    print("not verified" if not verify else "WRONG" if wrong else "verified with NumPy and zlib")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -80,6 +80,12 @@ def program() -> Program:
     return Program()
 
 
+@pytest.fixture
+def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the threads of the test runner: no other thread could set a user event."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+
+
 # What collides
 
 
@@ -328,6 +334,7 @@ def test_the_error_of_a_user_event_comes_out_of_setting_it_and_all_that_it_gated
     assert len(program.checker.findings) == 2
 
 
+@pytest.mark.usefixtures("lonely")
 def test_waiting_for_what_only_the_host_could_let_go_is_a_wait_cycle() -> None:
     program = Program("raise")
     gate = Event()
@@ -344,6 +351,7 @@ def test_waiting_for_what_only_the_host_could_let_go_is_a_wait_cycle() -> None:
     )
 
 
+@pytest.mark.usefixtures("lonely")
 def test_a_blocking_command_behind_a_user_event_is_a_wait_cycle() -> None:
     program = Program("raise")
     gate = Event()

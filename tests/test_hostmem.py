@@ -19,11 +19,20 @@ COPY = MemFlags.READ_WRITE | MemFlags.COPY_HOST_PTR
 
 
 @pytest.fixture
-def host(context) -> np.ndarray:
-    """Aligned host memory of 4096 ints."""
-    made = aligned_empty(4096, np.int32, context)
-    made[:] = np.arange(4096)
-    return made
+def make_host(context):
+    """Make aligned host memory of 4096 ints, which nobody but the test holds."""
+
+    def make() -> np.ndarray:
+        made = aligned_empty(4096, np.int32, context)
+        made[:] = np.arange(4096)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def host(make_host) -> np.ndarray:
+    return make_host()
 
 
 @pytest.fixture
@@ -53,7 +62,8 @@ def storage(array_: np.ndarray) -> weakref.ref:
 # The lease
 
 
-def test_the_array_is_kept_while_the_handle_lives_and_let_go_after_it(context, host, released):
+def test_the_array_is_kept_while_the_handle_lives_and_let_go_after_it(context, make_host, released):
+    host = make_host()
     kept = storage(host)
     with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
         del host
@@ -71,7 +81,8 @@ def test_leased_bytes_count_the_buffers_not_copies(context, host, wait):
     wait(lambda: cml.statistics().leased_bytes == before, "the lease is given back")
 
 
-def test_the_lease_outlives_the_handle_while_a_sub_buffer_lives(context, host, released):
+def test_the_lease_outlives_the_handle_while_a_sub_buffer_lives(context, make_host, released):
+    host = make_host()
     kept = storage(host)
     root = MemHandle.create_buffer(context, flags=USE, hostbuf=host)
     child = root.sub_buffer(0, 64)
@@ -85,7 +96,8 @@ def test_the_lease_outlives_the_handle_while_a_sub_buffer_lives(context, host, r
     released(kept)
 
 
-def test_the_lease_outlives_the_handle_while_a_retained_one_lives(context, host, released):
+def test_the_lease_outlives_the_handle_while_a_retained_one_lives(context, make_host, released):
+    host = make_host()
     kept = storage(host)
     first = MemHandle.create_buffer(context, flags=USE, hostbuf=host)
     second = MemHandle.retain(first.int_ptr)
@@ -98,7 +110,8 @@ def test_the_lease_outlives_the_handle_while_a_retained_one_lives(context, host,
     released(kept)
 
 
-def test_the_lease_outlives_the_handle_while_a_detached_object_lives(context, host, released):
+def test_the_lease_outlives_the_handle_while_a_detached_object_lives(context, make_host, released):
+    host = make_host()
     kept = storage(host)
     mem = MemHandle.create_buffer(context, flags=USE, hostbuf=host).detach()
     del host
@@ -109,7 +122,8 @@ def test_the_lease_outlives_the_handle_while_a_detached_object_lives(context, ho
     released(kept)
 
 
-def test_the_lease_outlives_the_handle_while_a_command_is_pending(context, queue, kernel, host, gate, released):
+def test_the_lease_outlives_the_handle_while_a_command_is_pending(context, queue, kernel, make_host, gate, released):
+    host = make_host()
     kept = storage(host)
     handle = MemHandle.create_buffer(context, flags=USE, hostbuf=host)
     done = cml.enqueue_kernel(queue, kernel("inc"), (4096,), None, InOut(handle), wait_for=gate)
@@ -125,8 +139,9 @@ def test_the_lease_outlives_the_handle_while_a_command_is_pending(context, queue
 
 
 def test_the_lease_outlives_parent_and_array_while_a_command_on_a_region_is_pending(
-    context, queue, kernel, host, gate, released
+    context, queue, kernel, make_host, gate, released
 ):
+    host = make_host()
     kept = storage(host)
     root = MemHandle.create_buffer(context, flags=USE, hostbuf=host)
     child = root.sub_buffer(0, 4096)

@@ -15,10 +15,16 @@ from ._handle import MemHandle
 from ._images import image_region
 from ._ledger import any_maps
 from ._submit import check_queue, check_usable, marker, submit, target, whole
+from .exceptions import CallError
 
 __all__ = ["enqueue_fill", "enqueue_kernel"]
 
 _kernel_locks = [threading.RLock() for _ in range(16)]
+
+
+def renew_locks() -> None:
+    """Replace the locks, in a forked child: threads of the parent may have held them."""
+    _kernel_locks[:] = [threading.RLock() for _ in _kernel_locks]
 
 
 def enqueue_kernel(

@@ -13,7 +13,9 @@ from ._meminfo import (
     ASSOCIATED,
     HOST_PTR_FLAGS,
     Facts,
+    address_of,
     allocate,
+    buffer_size,
     check_flags,
     check_narrowing,
     whole_number,
@@ -96,22 +98,8 @@ class MemHandle(Reference):
             raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
         site = caller_site()
         host = _hostmem.open_hostbuf(hostbuf, flags)
-        if size is None:
-            if host is None:
-                raise ValueError("create_buffer needs a size in bytes, or a hostbuf that has one")
-            size = host.nbytes
-        else:
-            size = whole_number(size, "size (bytes)")
-        if size <= 0:
-            raise ValueError(f"the size of a buffer must be at least 1 byte, not {size}")
-        if host is not None and host.nbytes < size:
-            raise ValueError(f"hostbuf has {host.nbytes} bytes, fewer than the buffer's size of {size}")
         limits = _opencl.context_limits(context)
-        if size > limits.max_mem_alloc_size:
-            raise ValueError(
-                f"a buffer of {size} bytes is beyond the largest allocation of {limits.max_mem_alloc_size} bytes "
-                f"(CL_DEVICE_MAX_MEM_ALLOC_SIZE of {limits.largest_device})"
-            )
+        size = buffer_size(size, None if host is None else host.nbytes, limits)
         if host is not None and flags & MemFlags.USE_HOST_PTR:
             host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         arguments = (context, flags._value_, size, None if host is None else host.view)
@@ -208,7 +196,7 @@ class MemHandle(Reference):
             return cls._take(mem._share(), "retain", label if label is not None else mem.label, site, mem._parent)
         if isinstance(mem, cl.MemoryObjectHolder):
             return cls._take(mem, "retain", label, site, None)
-        return cls._take(_opencl.wrap_mem_object(_address(mem, "retain"), True), "retain", label, site, None)
+        return cls._take(_opencl.wrap_mem_object(address_of(mem, "retain"), True), "retain", label, site, None)
 
     @classmethod
     def adopt(cls, int_ptr: int, *, label: str | None = None) -> MemHandle:
@@ -237,7 +225,7 @@ class MemHandle(Reference):
                 f"adopt takes the address of a cl_mem that nobody else releases; a {type(int_ptr).__name__} releases "
                 "itself: use MemHandle.retain"
             )
-        address = _address(int_ptr, "adopt")
+        address = address_of(int_ptr, "adopt")
         owner = _ledger.owner_of(address)
         if owner is not None:
             raise OwnershipError(
@@ -304,12 +292,3 @@ class MemHandle(Reference):
             label = f"{mine.label}[{origin - mine.offset}:{origin - mine.offset + size}]"
         child = _opencl.get_sub_region(root, origin, size, flags.value)
         return type(self)._take(child, "sub_buffer", label, caller_site(), self._parent or self)
-
-
-def _address(value: object, caller: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{caller} takes a PyOpenCL memory object or the address of a cl_mem, not {value!r}")
-    address = operator.index(value)
-    if address <= 0:
-        raise ValueError(f"{address} is not the address of a cl_mem")
-    return address

@@ -19,6 +19,7 @@ __all__ = ["aligned_empty"]
 
 _PAGE = 4096
 _USES = MemFlags.USE_HOST_PTR | MemFlags.COPY_HOST_PTR
+_USES_BITS = _USES.value
 
 
 class _Lease(NamedTuple):
@@ -102,7 +103,7 @@ def forget() -> None:
 def open_hostbuf(hostbuf: Any, flags: MemFlags) -> HostMemory | None:
     """Return the memory of `hostbuf`, checked against `flags`; ``None`` if there is none and none is wanted."""
     if hostbuf is None:
-        if flags.value & _USES.value:
+        if flags._value_ & _USES_BITS:
             raise ValueError(f"{flags & _USES} needs a hostbuf")
         return None
     uses = flags & _USES
@@ -135,7 +136,7 @@ def aligned_empty(
     Raises
     ------
     ValueError
-        An alignment that is no power of two; elements that are Python objects.
+        An alignment that is no power of two; a negative shape; elements that are Python objects.
 
     Notes
     -----
@@ -150,7 +151,9 @@ def aligned_empty(
         alignment = operator.index(context_or_alignment)
         if alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"an alignment must be a power of two, not {alignment}")
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(operator.index(n) for n in shape)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"the numbers of a shape must not be negative: {shape}")
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(-(-nbytes // 64) * 64 + alignment, np.uint8)
     start = -memory.__array_interface__["data"][0] % alignment

@@ -1,7 +1,6 @@
 """The stream of records: what was enqueued, what the host waited for, what was given up.
 
-The core publishes, the diagnostics listen; nothing is built while nobody listens (``if _journal.listeners:``).
-`before` may raise: then the command must not be enqueued. This module is pure: queues and events are opaque to it.
+Nothing is built while nobody listens (``if _journal.listeners:``). Pure: queues and events are opaque here.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 class Access:
     """One use of bytes ``[start, stop)`` of the root memory object number `obj` (a number is never used again).
 
-    A rectangle or image region also gives `box` = (origin, region); `start` and `stop` bound it. Two boxes of one
-    object with equal `pitches` are compared as boxes, everything else by bytes. A sub-buffer is a range of its root.
-    `assumed` says that nothing declares this use. `label`, `size` (bytes) and `site` describe the object.
+    A rectangle or image region also gives `box` = (origin, region), which `start` and `stop` bound. Two boxes with
+    equal `pitches` are compared as boxes, everything else by bytes. `assumed`: nothing declares this use.
+    `label`, `size` (bytes) and `site` are those of the object.
     """
 
     obj: int
@@ -38,8 +37,7 @@ class Access:
     def overlaps(self, other: Access) -> bool:
         """Return whether the two uses share a byte (both are of one object)."""
         if self.box is not None and other.box is not None and self.pitches == other.pitches:
-            sides = zip(*self.box, *other.box, strict=True)
-            return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides)
+            return all(a < b + m and b < a + n for a, n, b, m in zip(*self.box, *other.box, strict=True))
         return self.start < other.stop and other.start < self.stop
 
 
@@ -122,9 +120,8 @@ def unsubscribe(listener: Listener) -> None:
 
 
 def before(command: Command) -> None:
-    """Announce a command. If one listener raises, those that were told before it are told that it is abandoned."""
-    snapshot = listeners
-    for number, listener in enumerate(snapshot):
+    """Announce a command. If a listener raises, those told before it hear `abandoned`, and it must not be enqueued."""
+    for number, listener in enumerate(snapshot := listeners):
         try:
             listener.before(command)
         except BaseException:

@@ -14,7 +14,7 @@ import pyopencl as cl
 READ, WRITE, ASSUMED = "read", "write", "assumed"
 
 _ATTRIBUTE = "_clmemlife_modes"
-_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)|-D[ \t]*(\w+)", re.MULTILINE)
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 _QUALIFIERS = frozenset(
@@ -68,16 +68,13 @@ def _from_source(kernel: cl.Kernel, count: int) -> tuple[str, ...] | None:
 
 def modes_from_source(source: str, name: str, count: int, options: str = "") -> tuple[str, ...] | None:
     """Return the modes that the text of the kernel's parameters proves, or ``None`` where it cannot be found."""
-    text = _COMMENTS.sub(" ", source).replace("\\\n", " ")
-    macros = {one or other for one, other in _DEFINES.findall(text + "\n" + options)}
-    heads = list(
-        re.finditer(
-            rf"\bkernel\b[^;{{}}()]*(?:\(\([^{{}};]*?\)\)\s*)?[^;{{}}()]*\b{re.escape(name)}\s*\(", _plain(text)
-        )
-    )
-    if not heads or name in macros or macros & {"const", "kernel", "__kernel"}:
-        return None
+    text = _COMMENTS.sub(" ", re.sub(r"\\\r?\n", "", source))  # in this order, as a compiler does it
+    macros = {_plain(one or other) for one, other in _DEFINES.findall(text + "\n" + options)}
     plain = _plain(text)
+    attributes = r"(?:[^;{}()]|\(\([^{};]*?\)\))*?"
+    heads = list(re.finditer(rf"\bkernel\b{attributes}\b{re.escape(name)}\s*\(", plain))
+    if not heads or macros & {name, "const", "kernel"}:
+        return None
     results = set()
     for head in heads:
         parameters = list(_parameters(plain, head.end()))

@@ -3,7 +3,7 @@
 Fed directly by handles and mappings, always, and cheaply. Pure: no PyOpenCL here. Numbers are never used again,
 addresses are: a `Root` stands for an object from the first of our handles or maps on it to the last.
 
-Finalizers may run at any allocation, also while this thread holds the lock; so removal never waits: what cannot
+Finalizers may run at any allocation, also while this thread changes the tables; so removal never waits: what cannot
 be done at once is queued and done by whoever holds the lock next.
 """
 
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from . import _journal
 from ._journal import Box
@@ -27,6 +27,7 @@ _entries: dict[int, Entry] = {}
 _open_maps: dict[int, MapEntry] = {}
 _by_address: dict[int, list[Entry]] = {}
 _removed: deque[Entry | MapEntry] = deque()
+_changing = False  # under the lock: a finalizer that comes in between must not change the tables
 
 
 class Root:
@@ -78,6 +79,7 @@ class MapEntry:
     number: int = field(default_factory=_numbers.__next__)
     pending: list[Any] = field(default_factory=list)
     closed: bool = False
+    created: float = field(default_factory=monotonic)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +117,28 @@ class _Counters:
 counters = _Counters()
 
 
+class Observer(Protocol):
+    """Who wants to know of each new handle, and of what was collected before anybody ended it (in a finalizer)."""
+
+    def added(self, entry: Entry) -> None: ...
+    def lost(self, entry: Entry | MapEntry) -> None: ...
+
+
+observers: tuple[Observer, ...] = ()
+"""Replaced, never changed."""
+
+
+def renew_lock() -> None:
+    """Replace the lock, in a forked child: a thread of the parent may have held it."""
+    global _changing, _lock
+    _lock, _changing = threading.RLock(), False
+
+
 def root_for(int_ptr: int, size: int, label: str | None, site: str) -> Root:
     """Return the root of the object at `int_ptr`, a new one if none of our handles or maps is on it."""
-    root = _roots.get(int_ptr)
+    with _lock:
+        _finish_removals()  # the address may be used again already
+        root = _roots.get(int_ptr)
     return Root(int_ptr, size, label, site) if root is None else root
 
 
@@ -135,39 +156,59 @@ def owner_of(int_ptr: int) -> Entry | None:
 
 def add(entry: Entry) -> None:
     """Enter a new handle."""
+    global _changing
     with _lock:
         if _removed:
             _finish_removals()
-        _entries[entry.number] = entry
-        _by_address.setdefault(entry.int_ptr, []).append(entry)
-        _use(entry.root)
-        counters.current_count += 1
-        counters.total_count += 1
-        if counters.current_count > counters.peak_count:
-            counters.peak_count = counters.current_count
+        before, _changing = _changing, True
+        try:
+            _entries[entry.number] = entry
+            _by_address.setdefault(entry.int_ptr, []).append(entry)
+            _use(entry.root)
+            counters.current_count += 1
+            counters.total_count += 1
+            if counters.current_count > counters.peak_count:
+                counters.peak_count = counters.current_count
+        finally:
+            _changing = before
+    for observer in observers:
+        observer.added(entry)
 
 
 def remove(entry: Entry | MapEntry) -> None:
     """Strike a handle or a map out; never waits, any thread, also from a finalizer; a second call does nothing."""
-    if isinstance(entry, MapEntry):
+    if type(entry) is MapEntry:
         entry.closed = True
-    _removed.append(entry)
     if _lock.acquire(blocking=False):
         try:
-            _finish_removals()
+            if not _changing:
+                _strike(entry)
+                return
         finally:
             _lock.release()
+    _removed.append(entry)
+
+
+def lose(entry: Entry | MapEntry) -> None:
+    """Say that a handle or a map was collected before it was ended."""
+    for observer in observers:
+        observer.lost(entry)
 
 
 def open_map(entry: MapEntry, check: Callable[[], None]) -> None:
     """Enter a map if `check` lets it, in one step; it keeps the root."""
+    global _changing
     with _lock:
         if _removed:
             _finish_removals()
-        check()
-        _use(entry.root)
-        entry.root.maps += (entry,)
-        _open_maps[entry.number] = entry
+        before, _changing = _changing, True
+        try:
+            check()
+            _use(entry.root)
+            entry.root.maps += (entry,)
+            _open_maps[entry.number] = entry
+        finally:
+            _changing = before
 
 
 def entries() -> tuple[Entry, ...]:
@@ -210,19 +251,28 @@ def _drop(root: Root) -> None:
 
 
 def _finish_removals() -> None:
-    while _removed:
+    while _removed and not _changing:
         try:
             entry = _removed.popleft()
         except IndexError:
             return
-        if isinstance(entry, MapEntry):
+        _strike(entry)
+
+
+def _strike(entry: Entry | MapEntry) -> None:
+    global _changing
+    _changing = True
+    try:
+        if type(entry) is MapEntry:
             if _open_maps.pop(entry.number, None) is not None:
                 entry.root.maps = tuple(one for one in entry.root.maps if one is not entry)
                 _drop(entry.root)
-        elif _entries.pop(entry.number, None) is not None:
+        elif type(entry) is Entry and _entries.pop(entry.number, None) is not None:
             counters.current_count -= 1
             same = _by_address[entry.int_ptr]
             same.remove(entry)
             if not same:
                 del _by_address[entry.int_ptr]
             _drop(entry.root)
+    finally:
+        _changing = False

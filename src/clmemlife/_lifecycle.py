@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import time
 
-from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
-from ._mapping import Mapping
+from . import _callbacks, _commands, _hostmem, _inflight, _ledger, _opencl
 from .exceptions import CallError
 
 EXIT_TIMEOUT_SECONDS = 2.0
@@ -35,7 +35,8 @@ def close() -> None:
             try:
                 mapping._end()
             except Exception:  # the program is over, and nothing can be said to anybody
-                _forget_map(mapping)
+                mapping._finalizer.detach()
+                mapping._open.forget()
     _inflight.close(max(0.0, deadline - time.monotonic()))
     entries = _ledger.entries()
     for handle in [one.owner() for one in sorted(entries, key=lambda one: (one.kind == "buffer", -one.number))]:
@@ -49,25 +50,21 @@ def close() -> None:
 def _after_fork_in_child() -> None:
     """Disarm what was inherited: nothing of it may reach the driver from here."""
     _callbacks.after_fork_in_child()
+    _ledger.renew_lock()
+    _commands.renew_locks()
     for entry in _ledger.entries():
         handle = entry.owner()
         if handle is not None:
+            handle._lock = threading.RLock()
             handle._disarm("inherited by fork")
         _ledger.remove(entry)
     _hostmem.forget()
     for open_map in _ledger.open_maps():
         mapping = open_map.owner()
         if mapping is not None:
-            _forget_map(mapping)
+            mapping._finalizer.detach()
+            mapping._open.forget()
     _inflight.close(0.0)
-
-
-def _forget_map(mapping: Mapping) -> None:
-    """Keep a map for ever: its destructor would reach the driver."""
-    if mapping._finalizer.detach():
-        open_ = mapping._open
-        _opencl.immortalise((open_.memory_map, open_.anchor, open_.map_event))
-        _ledger.remove(open_.entry)
 
 
 def _check_as_told() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import functools
 import os
 import threading
 import weakref
@@ -18,7 +16,7 @@ from ._access import Use, check_maps
 from ._copy import check_host_access
 from ._handle import MemHandle
 from ._layout import BufferLayout, ImageLayout, mark, marked
-from ._openmap import OpenMap, abandoned
+from ._openmap import INHERITED, MapState, OpenMap, abandoned, decode
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
 from .exceptions import (
@@ -32,14 +30,6 @@ from .exceptions import (
 from .flags import MapFlags, require
 
 __all__ = ["MapState", "Mapping"]
-
-
-class MapState(enum.Enum):
-    """Where a `Mapping` is on its way."""
-
-    PENDING = "pending"
-    MAPPED = "mapped"
-    UNMAPPED = "unmapped"
 
 
 class Mapping:
@@ -96,7 +86,7 @@ class Mapping:
         if not isinstance(handle, MemHandle):
             raise TypeError(f"a Mapping needs a MemHandle, not {type(handle).__name__}; see MemHandle.retain")
         require(flags, MapFlags)
-        reads, writes, discards = _decode(flags)
+        reads, writes, discards = decode(flags)
         if views not in ("warn", "raise"):
             raise ValueError(f"views must be 'warn' or 'raise', not {views!r}")
         mem = handle._share()
@@ -157,7 +147,7 @@ class Mapping:
         if open_.array is None:
             self.wait()
             with self._lock:
-                self._check_open()
+                self._open.check()
                 if open_.array is None:
                     array = self._layout.view(open_.anchor)
                     if self._debug:
@@ -167,7 +157,7 @@ class Mapping:
 
     def wait(self) -> None:
         """Block until the memory is mapped; raise `DependencyError` if the map failed."""
-        self._check_open()
+        self._open.check()
         event = self._open.map_event
         try:
             event.wait()
@@ -183,7 +173,7 @@ class Mapping:
     @property
     def state(self) -> MapState:
         """``PENDING`` until the map is complete, then ``MAPPED``, after unmap ``UNMAPPED``."""
-        if self._open.unmap_event is not None:
+        if self._open.ended:
             return MapState.UNMAPPED
         return MapState.PENDING if self._open.map_event.command_execution_status > 0 else MapState.MAPPED
 
@@ -201,6 +191,7 @@ class Mapping:
     def unmap_event(self) -> cl.Event:
         """Complete when the device may use the memory again; raises `UnmappedError` until unmapped."""
         if self._open.unmap_event is None:
+            self._open.check()
             raise UnmappedError(f"the {self._open.text} is still open; call unmap() or leave the with block first")
         return self._open.unmap_event
 
@@ -249,6 +240,7 @@ class Mapping:
         with self._lock:
             if open_.unmap_event is not None:
                 return open_.unmap_event, "", ""
+            open_.check()
             unwritten = self._unwritten()
             event = open_.close(wait_for, queue)
             self._finalizer.detach()
@@ -261,10 +253,12 @@ class Mapping:
         return event, problem, unwritten
 
     def __enter__(self) -> Mapping:
-        self._check_open()
+        self._open.check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._open.ended == INHERITED:  # the child of a fork leaves the block of its parent
+            return
         if error is None:
             try:
                 self.unmap()
@@ -294,10 +288,6 @@ class Mapping:
         address, nbytes = self._layout.host_range(anchor)
         return start < address + nbytes and address < stop
 
-    def _check_open(self) -> None:
-        if self._open.unmap_event is not None:
-            raise UnmappedError(f"the {self._open.text} was ended; its array is gone (mapping.copy() keeps data)")
-
     def _unwritten(self) -> str:
         """Return what is to be said about bytes of a discarding map that nobody wrote."""
         open_ = self._open
@@ -314,14 +304,3 @@ class Mapping:
 
     def __repr__(self) -> str:
         return f"<Mapping {self.state.value}, {self._flags}: {self._open.text}>"
-
-
-@functools.cache
-def _decode(flags: MapFlags) -> tuple[bool, bool, bool]:
-    """Return whether a map reads, writes, discards."""
-    reads, writes, discards = (
-        bool(flags & one) for one in (MapFlags.READ, MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION)
-    )
-    if flags not in (MapFlags.READ, MapFlags.WRITE, MapFlags.READ | MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION):
-        raise ValueError(f"{flags}: give READ, WRITE, READ|WRITE, or WRITE_INVALIDATE_REGION alone")
-    return reads, writes or discards, discards

@@ -102,9 +102,9 @@ def locate(mem: Any, label: str | None = None, site: str = "outside this library
         whole = parent
 
 
-def check_flags(flags: object) -> MemFlags:
+def check_flags(flags: MemFlags) -> MemFlags:
     """Return `flags` if a new memory object can have them."""
-    return _checked(require(flags, MemFlags))
+    return _checked(flags) if type(flags) is MemFlags else require(flags, MemFlags)
 
 
 @functools.cache
@@ -153,3 +153,32 @@ def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _opencl
         )
         record = cl._cl._ErrorRecord(msg=message, code=error.code, routine=error.routine)
         raise cl.MemoryError(record) from error
+
+
+def buffer_size(size: object, host_bytes: int | None, limits: _opencl.ContextLimits) -> int:
+    """Return the size in bytes of a new buffer over `host_bytes` of host memory, checked."""
+    if size is None:
+        if host_bytes is None:
+            raise ValueError("create_buffer needs a size in bytes, or a hostbuf that has one")
+        size = host_bytes
+    nbytes = whole_number(size, "size (bytes)")
+    if nbytes <= 0:
+        raise ValueError(f"the size of a buffer must be at least 1 byte, not {nbytes}")
+    if host_bytes is not None and host_bytes < nbytes:
+        raise ValueError(f"hostbuf has {host_bytes} bytes, fewer than the buffer's size of {nbytes}")
+    if nbytes > limits.max_mem_alloc_size:
+        raise ValueError(
+            f"a buffer of {nbytes} bytes is beyond the largest allocation of {limits.max_mem_alloc_size} bytes "
+            f"(CL_DEVICE_MAX_MEM_ALLOC_SIZE of {limits.largest_device})"
+        )
+    return nbytes
+
+
+def address_of(value: object, caller: str) -> int:
+    """Return `value` as the address of a ``cl_mem`` that `caller` was given."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{caller} takes a PyOpenCL memory object or the address of a cl_mem, not {value!r}")
+    address = operator.index(value)
+    if address <= 0:
+        raise ValueError(f"{address} is not the address of a cl_mem")
+    return address

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import weakref
 from typing import Any
 
@@ -10,21 +12,32 @@ import pyopencl as cl
 
 from . import _ledger, _opencl, _waitlist
 from ._access import Use
-from ._site import describe, report_at
+from ._site import caller_site, describe, report_at
 from ._submit import submit
-from .exceptions import CleanupWarning, LeakWarning
+from .exceptions import CleanupWarning, ForkedProcessError, LeakWarning, UnmappedError
+from .flags import MapFlags
 
+INHERITED = "inherited by fork"
 _EMPTY = (1, (0,), np.dtype("V1"), False, b"")
+
+
+class MapState(enum.Enum):
+    """Where a `Mapping` is on its way."""
+
+    PENDING = "pending"
+    MAPPED = "mapped"
+    UNMAPPED = "unmapped"
 
 
 class OpenMap:
     """What must be ended: shared by the mapping and its finalizer, without a way back to the mapping.
 
     ``anchor`` is the first array over the mapped memory; plain views, however derived, have it as their ``base``,
-    so a weak reference to it tells whether any of them lives.
+    so a weak reference to it tells whether any of them lives. ``ended`` says how it came to its end, and is empty
+    before that.
     """
 
-    __slots__ = ("anchor", "array", "entry", "held", "map_event", "memory_map", "unmap_event", "use")
+    __slots__ = ("anchor", "array", "ended", "entry", "held", "map_event", "memory_map", "unmap_event", "use")
 
     def __init__(self, entry: _ledger.MapEntry, use: Use, held: _ledger.Entry) -> None:
         self.entry = entry
@@ -35,6 +48,7 @@ class OpenMap:
         self.memory_map: Any = None
         self.map_event: Any = None
         self.unmap_event: Any = None
+        self.ended = ""
 
     @property
     def text(self) -> str:
@@ -56,12 +70,29 @@ class OpenMap:
             self.memory_map, queue, waits, mapping=self.entry.number, check=False,
         )  # fmt: skip
         self.memory_map = None
+        self.ended = f"unmapped at {caller_site()}"
         _ledger.remove(self.entry)
         return self.unmap_event
+
+    def check(self) -> None:
+        """Raise unless it is open."""
+        if self.ended == INHERITED:
+            raise ForkedProcessError(
+                f"the {self.text} belongs to the parent process; map in the child what is created there"
+            )
+        if self.ended:
+            raise UnmappedError(f"the {self.text} was {self.ended}; its array is gone (mapping.copy() keeps data)")
+
+    def forget(self) -> None:
+        """Keep it for ever, in a forked child or at exit: its destructor would reach the driver."""
+        _opencl.immortalise((self.memory_map, self.anchor, self.map_event))
+        self.ended = INHERITED
+        _ledger.remove(self.entry)
 
     def give_up(self, error: Exception) -> None:
         """Keep a map for ever that the driver refuses to end: its destructor would abort the process."""
         _opencl.immortalise(self.memory_map)
+        self.ended = "given up, since the driver refused to unmap it"
         message = f"the {self.text} could not be unmapped and stays open: {error}"
         report_at(self.entry.site, message, CleanupWarning)
 
@@ -83,6 +114,18 @@ def abandoned(open_: OpenMap) -> None:
     except Exception as error:
         open_.give_up(error)
     open_.empty_array()
+    _ledger.lose(open_.entry)
     report_at(
         open_.entry.site, f"the {open_.text} was collected while open; it is unmapped now, use 'with'", LeakWarning
     )
+
+
+@functools.cache
+def decode(flags: MapFlags) -> tuple[bool, bool, bool]:
+    """Return whether a map reads, writes, discards."""
+    reads, writes, discards = (
+        bool(flags & one) for one in (MapFlags.READ, MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION)
+    )
+    if flags not in (MapFlags.READ, MapFlags.WRITE, MapFlags.READ | MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION):
+        raise ValueError(f"{flags}: give READ, WRITE, READ|WRITE, or WRITE_INVALIDATE_REGION alone")
+    return reads, writes or discards, discards

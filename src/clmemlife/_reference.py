@@ -203,11 +203,10 @@ class Reference:
             "with MemHandle.retain"
         )
 
-    def __copy__(self) -> NoReturn:
+    def __deepcopy__(self, memo: object = None) -> NoReturn:
         self.__reduce_ex__(2)
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__reduce_ex__(2)
+    __copy__ = __deepcopy__
 
     # -- for the other modules of this package ---------------------------------------------------------------
 
@@ -297,6 +296,7 @@ def _release(int_ptr: int, entry: _ledger.Entry) -> str | None:
 def _collected(int_ptr: int, entry: _ledger.Entry) -> None:
     """Release for a handle that nobody released; then say so."""
     _ledger.remove(entry)
+    _ledger.lose(entry)
     problem = _release(int_ptr, entry)
     text = describe(entry.label, entry.size, entry.site, entry.kind)
     report_at(entry.site, f"{text} was collected without release(); it is released now, use 'with'", LeakWarning)

@@ -50,7 +50,7 @@ def wait_list(*items: Any) -> list[cl.Event]:
                 "a Mapping has two events: wait for mapping.map_event (the host may use the array) or "
                 "mapping.unmap_event (the device may use the memory again)"
             )
-        elif hasattr(type(item), "event"):
+        elif hasattr(item, "event"):
             events.extend(wait_list(item.event))
         elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
             events.extend(wait_list(*item))

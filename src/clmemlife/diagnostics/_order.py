@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from itertools import count
 from typing import Final
 
@@ -26,7 +26,7 @@ class Order:
         self.maps: dict[int, Node] = {}
         self.waiting: dict[Node, None] = {}  # the pending ones, as they were enqueued
         self._nowhere = Queue(0, out_of_order=True)
-        self._settled = Node(Command("user event", None), self._nowhere, [])
+        self.settled = Node(Command("user event", None), self._nowhere, [])
         self._queue_numbers, self._numbers = count(1), count(1)
         self._limit = self._queue_limit = self.slack
 
@@ -90,7 +90,9 @@ class Order:
         """Remove a committed command that the driver refused. Its number in the chain stays unused."""
         if node.undo is not None:
             node.queue.pull(node, node.undo)
-        self.waiting.pop(node, None)
+        if node.pending:
+            del self.waiting[node]
+            node.pending = False  # whoever was put behind it meanwhile need not wait
         if command.mapping is not None:
             if node.start is not None:
                 node.start.unmap = None
@@ -141,7 +143,7 @@ class Order:
         Their predecessors come first; each must be dealt with before the next is asked for.
         """
         if event is not None:
-            self.remember(event, self._settled)
+            self.remember(event, self.settled)
         for node in list(self.waiting):
             node.gates = frozenset() if event is None else node.gates - {event}
             if not node.gates and not any(pred.pending for pred in node.preds):
@@ -164,6 +166,13 @@ class Order:
                 stack += (fresh := set(each.preds) - seen)
                 seen |= fresh
         return False
+
+    def ends(self, nodes: Collection[Node]) -> list[Node]:
+        """Return those commands that do not happen before another of them; know their events, whoever held them."""
+        ends = [node for node in nodes if not any(self.precedes(node, other) for other in nodes if other is not node)]
+        for node in ends:
+            self.remember(node.event, node)
+        return ends
 
     def remember(self, event: Hashable, node: Node) -> None:
         """Know an event for as long as somebody else holds it: only then can it come back in a wait-list."""

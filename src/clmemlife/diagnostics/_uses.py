@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from operator import itemgetter
 
 from .._journal import Access
@@ -139,6 +140,11 @@ class Uses:
         self.segments = segments
         self.version += 1
         self.limit = 2 * len(segments) + self.slack
+
+
+def with_role(accesses: Iterable[Access], *, reads: bool = False) -> list[Access]:
+    """Return the accesses as reads or as writes, whatever they say themselves."""
+    return [replace(access, reads=reads, writes=not reads) for access in accesses]
 
 
 def _append(segments: list[Segment], segment: Segment) -> None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import replace
 from typing import Any, Literal
 
 from .._journal import Access, Command, HostRecord, HostWait, Released, UserEventSet
@@ -31,7 +30,7 @@ from ..exceptions import MapConflictError
 from ._clocks import Node
 from ._findings import Finding, Party, Report, explained, judged
 from ._order import Order
-from ._uses import Survey, Uses
+from ._uses import Survey, Uses, with_role
 
 __all__ = ["Checker", "Finding", "Party"]
 
@@ -107,8 +106,8 @@ class Checker:
         """Say what the command of `event` uses. One of another library is declared right after it was enqueued,
         with its queue: then what follows in that queue is known to come after it.
         """
-        accesses = tuple(_with_role(reads, reads=True)) + tuple(_with_role(writes))
-        self._step(self._declare, event, accesses, queue, out_of_order, site)
+        accesses = with_role(reads, reads=True) + with_role(writes)
+        self._step(self._declare, event, tuple(accesses), queue, out_of_order, site)
 
     def dependencies(self, reads: Iterable[Access] = (), writes: Iterable[Access] = ()) -> list[Hashable]:
         """Return the fewest events of colliding commands that order such an access behind all of them.
@@ -118,27 +117,16 @@ class Checker:
         MapConflictError
             If the host has the bytes mapped: then no event can order it.
         """
+        accesses = with_role(reads, reads=True) + with_role(writes)
         with self._lock:
-            found: dict[Node, None] = {}
-            for access in (*_with_role(reads, reads=True), *_with_role(writes)):
-                for node in self._collisions(access):
-                    if node.mapped and node.unmap is None:
-                        raise MapConflictError(
-                            f"{access.label or access.site} is mapped at {node.site}: unmap it first"
-                        )
-                    node = node.unmap if node.mapped and node.unmap is not None else node
-                    if node.live() and node.event is not None:
-                        found[node] = None
-            ends = [n for n in found if not any(self._order.precedes(n, m) for m in found if m is not n)]
-            for node in ends:
-                self._order.remember(node.event, node)
-            return [node.event for node in ends]
+            events: list[Hashable] = self._exclusively(self._dependencies, accesses)
+        return events
 
     def explain(self, obj: int) -> str:
         """Return the recent uses of root memory object number `obj`, oldest first, as text."""
         with self._lock:
-            uses = self._uses.get(obj)
-            return "no use on record" if uses is None else explained(uses)
+            text: str = self._exclusively(lambda: explained(self._uses.get(obj) or Uses()))
+        return text
 
     # One step at a time
 
@@ -146,16 +134,26 @@ class Checker:
         with self._lock:
             if self._inside:
                 self._later.append((step, values))
-                return
-            self._inside = True
-            try:
+            else:
+                self._exclusively(step, *values)
+
+    def _exclusively(self, function: Callable[..., Any], *values: Any) -> Any:
+        inside, self._inside = self._inside, True
+        try:
+            return function(*values)
+        finally:
+            if self._later and not inside:
+                self._catch_up()
+            self._inside = inside
+
+    def _catch_up(self) -> None:
+        self._report.quiet = True
+        try:
+            while self._later:
+                step, values = self._later.pop(0)
                 step(*values)
-            finally:
-                while self._later:
-                    self._report.quiet = True
-                    later, its_values = self._later.pop(0)
-                    later(*its_values)
-                self._report.quiet = self._inside = False
+        finally:
+            self._report.quiet = False
 
     def _before(self, command: Command) -> None:
         self._report.say()
@@ -224,6 +222,8 @@ class Checker:
         if node is None:
             node = self._order.adopt(event, None if queue is None else self._order.queue(queue, out_of_order))
             node.site = site
+        elif node is self._order.settled:
+            raise ValueError("this is a user event: no command belongs to it")
         node.accesses += accesses
         if not node.pending:
             self._report.add(self._take(node, accesses))
@@ -253,6 +253,17 @@ class Checker:
             survey.uses.record(survey)
         return found
 
+    def _dependencies(self, accesses: list[Access]) -> list[Hashable]:
+        found: dict[Node, None] = {}
+        for access in accesses:
+            for node in self._collisions(access):
+                if node.mapped and node.unmap is None:
+                    raise MapConflictError(f"{access.label or access.site} is mapped at {node.site}: unmap it first")
+                node = node.unmap if node.mapped and node.unmap is not None else node
+                if node.live() and node.event is not None:
+                    found[node] = None
+        return [node.event for node in self._order.ends(found)]
+
     def _collisions(self, access: Access) -> Iterable[Node]:
         uses = self._uses.get(access.obj)
         if uses is not None:
@@ -281,11 +292,11 @@ class Checker:
 
     def _endless(self, node: Node, waiter: Party) -> list[Finding]:
         """Return the finding that the host is about to wait for what only the host itself could let go."""
-        if threading.active_count() > 1:
+        gated = next(iter(self._order.gates(node).values()), None)
+        if gated is None or any(_may_set_events(thread) for thread in threading.enumerate()):
             return []
-        return [Finding("wait_cycle", waiter, Party.of(gated)) for gated in [*self._order.gates(node).values()][:1]]
+        return [Finding("wait_cycle", waiter, Party.of(gated))]
 
 
-def _with_role(accesses: Iterable[Access], *, reads: bool = False) -> list[Access]:
-    """Return the accesses as reads or as writes, whatever they say themselves."""
-    return [replace(access, reads=reads, writes=not reads) for access in accesses]
+def _may_set_events(thread: threading.Thread) -> bool:
+    return thread is not threading.current_thread() and not thread.name.startswith("clmemlife-")

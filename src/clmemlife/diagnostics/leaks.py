@@ -84,6 +84,7 @@ def live() -> tuple[LiveRecord, ...]:
 def statistics() -> Statistics:
     """Return the sums now. Does not block, any thread."""
     _callbacks.poll()
+    _ledger.open_maps()  # removals that were queued are done by whoever comes next
     pending = {}
     for _, used, _ in _inflight.entries():
         for mem in used if isinstance(used, (list, tuple)) else (used,):
