@@ -19,11 +19,23 @@ os.environ.setdefault("POCL_DEVICES", "pthread pthread")
 os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
 os.environ.setdefault("PYOPENCL_COMPILER_OUTPUT", "0")
 
+import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pyopencl as cl  # noqa: E402
 import pytest  # noqa: E402
 
 from clmemlife import _inflight, _ledger  # noqa: E402
+
+# Draws for each property: some everywhere, many with HYPOTHESIS_PROFILE=thorough. A driver's pace is no deadline.
+for _name, _draws in (("default", 300), ("thorough", 3000)):
+    hypothesis.settings.register_profile(
+        _name,
+        max_examples=_draws,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SOURCE = """
 __kernel void setval(__global int *x, int v) { x[get_global_id(0)] = v; }
@@ -129,7 +141,9 @@ devices = cl.get_platforms()[0].get_devices()
 context = cl.Context(devices)
 queue = cl.CommandQueue(context, devices[0])
 queue2 = cl.CommandQueue(context, devices[-1])
-program = cl.Program(context, SOURCE).build()
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Non-empty compiler output", UserWarning)  # PyOpenCL's, for its own caches
+    program = cl.Program(context, SOURCE).build()
 """
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code)],
@@ -140,6 +154,16 @@ program = cl.Program(context, SOURCE).build()
         cwd=Path(__file__).parent,
         check=False,
     )
+
+
+@pytest.fixture
+def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run blocks of code, one after the other, in one interpreter of its own; return how that ended."""
+
+    def run_blocks(*blocks: str, **options: str) -> subprocess.CompletedProcess[str]:
+        return run_python("\n".join(map(textwrap.dedent, blocks)), **options)  # type: ignore[arg-type]
+
+    return run_blocks
 
 
 @pytest.fixture

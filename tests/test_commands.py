@@ -98,9 +98,7 @@ def test_a_vector_arrives_in_every_component(
     assert read(queue, field)[:count].tolist() == list(range(1, count + 1)), base
 
 
-def test_a_zero_dimensional_array_is_a_scalar(
-    queue: cl.CommandQueue, kernel: MakeKernel, field: MemHandle
-) -> None:
+def test_a_zero_dimensional_array_is_a_scalar(queue: cl.CommandQueue, kernel: MakeKernel, field: MemHandle) -> None:
     cml.enqueue_kernel(queue, kernel("setval"), (N,), None, field, np.array(5, np.int32))
     assert (read(queue, field) == 5).all()
 
@@ -167,9 +165,7 @@ def test_every_way_to_pass_a_buffer_passes_the_whole_buffer(
     assert (read(queue, field) == 3).all()
 
 
-def test_a_sub_buffer_starts_at_its_origin(
-    queue: cl.CommandQueue, kernel: MakeKernel, field: MemHandle
-) -> None:
+def test_a_sub_buffer_starts_at_its_origin(queue: cl.CommandQueue, kernel: MakeKernel, field: MemHandle) -> None:
     cml.enqueue_fill(queue, field, np.int32(0))
     with field.sub_buffer(512, 128) as part:
         cml.enqueue_kernel(queue, kernel("setval"), (32,), None, part, np.int32(9))
@@ -222,7 +218,13 @@ def test_svm_is_taken(context: cl.Context, queue: cl.CommandQueue, kernel: MakeK
 
 @pytest.mark.parametrize(
     ("global_size", "local_size", "offset"),
-    [((64,), None, None), ((64,), (16,), None), ((64,), (16,), (32,)), ((8, 8), (4, 2), (1, 2)), ((4, 4, 4), None, None)],
+    [
+        ((64,), None, None),
+        ((64,), (16,), None),
+        ((64,), (16,), (32,)),
+        ((8, 8), (4, 2), (1, 2)),
+        ((4, 4, 4), None, None),
+    ],
 )
 def test_results_are_those_of_pyopencls_own_launch(
     context: cl.Context, queue: cl.CommandQueue, global_size: tuple[int, ...], local_size: tuple[int, ...] | None,
@@ -430,9 +432,7 @@ def test_a_host_array_of_a_pending_copy_lives_until_the_copy_is_complete(
     wait(lambda: not _inflight.entries() and alive() is None, "the array is let go")
 
 
-def test_a_pattern_of_a_pending_fill_is_held(
-    queue: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent
-) -> None:
+def test_a_pattern_of_a_pending_fill_is_held(queue: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent) -> None:
     pattern = np.arange(4, dtype=np.int32)
     done = cml.enqueue_fill(queue, field, pattern, wait_for=gate)
     pattern = np.full(4, -1, np.int32)
@@ -551,7 +551,7 @@ def test_a_raw_object_on_mapped_memory_is_found_like_a_handle(
     with Mapping(queue, field, MapFlags.WRITE, shape=(N,), dtype=np.int32) as mapping:
         mapping.wait()
         for passed in (field, field.mem, raw_part, In(raw_part), InOut(field, 0, 4)):
-            with pytest.raises(MapConflictError, match="'field'.*mapped for writing since .*test_commands"):
+            with pytest.raises(MapConflictError, match=r"'field'.*mapped for writing since .*test_commands"):
                 cml.enqueue_kernel(queue, kernel("inc"), (16,), None, passed)
         for target in (field, field.mem, raw_part):
             with pytest.raises(MapConflictError, match="enqueue_fill"):
@@ -586,9 +586,7 @@ def test_declared_bytes_beside_the_map_do_not_conflict(
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_a_pattern_of_every_size_fills_its_range(
-    queue: cl.CommandQueue, field: MemHandle, itemsize: int
-) -> None:
+def test_a_pattern_of_every_size_fills_its_range(queue: cl.CommandQueue, field: MemHandle, itemsize: int) -> None:
     cml.enqueue_fill(queue, field, np.uint8(0))
     pattern = np.arange(1, itemsize + 1, dtype=np.uint8)
     cml.enqueue_fill(queue, field, pattern, 256, offset=128)
@@ -655,20 +653,22 @@ def test_a_fill_of_nothing_is_a_marker_that_carries_the_chain(
     assert event.command_execution_status == 0
 
 
-def test_svm_is_filled_within_its_bounds(context: cl.Context, queue: cl.CommandQueue) -> None:
+def test_svm_is_filled_as_a_whole_or_not_at_all(context: cl.Context, queue: cl.CommandQueue) -> None:
     if not queue.device.svm_capabilities:
         pytest.skip("the device has no shared virtual memory")
     memory = cl.SVM(cl.svm_empty(context, cl.svm_mem_flags.READ_WRITE, 16, np.int32))
     out = np.empty(16, np.int32)
-    cml.enqueue_fill(queue, memory, np.int32(3)).wait()
-    cml.enqueue_fill(queue, memory, np.int32(4), 16).wait()
+    cml.enqueue_fill(queue, memory, np.int32(3), 64).wait()
+    cml.enqueue_fill(queue, cl.SVM(memory.mem[4:8]), np.int32(4)).wait()
     cml.enqueue_copy(queue, out, memory)
-    assert out.tolist() == [4] * 4 + [3] * 12
+    assert out.tolist() == [3] * 4 + [4] * 4 + [3] * 8
     assert cml.enqueue_fill(queue, memory, np.int32(5), 0).command_type == cl.command_type.MARKER
-    with pytest.raises(ValueError, match="no offset"):
-        cml.enqueue_fill(queue, memory, np.int32(5), 16, offset=16)
-    with pytest.raises(ValueError, match="not within the 64 bytes"):
-        cml.enqueue_fill(queue, memory, np.int32(5), 68)
+    for size, offset in ((16, 0), (48, 16)):
+        with pytest.raises(ValueError, match="is filled as a whole"):
+            cml.enqueue_fill(queue, memory, np.int32(5), size, offset=offset)
+    for size, offset in ((68, 0), (None, 16), (-4, 0)):
+        with pytest.raises(ValueError, match="not within the 64 bytes"):
+            cml.enqueue_fill(queue, memory, np.int32(5), size, offset=offset)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STREAM_FILE = ROOT / "examples" / "stream_file.py"
+STRICT = ["-X", "dev", "-W", "error", "-W", "ignore:Non-empty compiler output:UserWarning"]  # some drivers chat
 ROW = re.compile(r"^([0-9a-f]{8}) +([0-9,]+) +([0-9.]+)  (.*)$", re.MULTILINE)
 
 
@@ -27,7 +28,7 @@ def stream_file(
     *arguments: object, script: Path = STREAM_FILE, stderr: int = subprocess.PIPE, **environment: str
 ) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", script, *map(str, arguments)],
+        [sys.executable, *STRICT, script, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -92,6 +93,38 @@ def test_the_number_of_devices_and_slots_changes_no_result(tmp_path: Path, devic
     if cl.get_platforms()[0].name == "Portable Computing Language":
         used = next(line for line in done.stdout.splitlines() if "MB/s" in line)
         assert len(used.split(" and ")) == len(devices.split())
+
+
+def test_wait_lists_alone_order_all_of_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "data", 300_000)
+    done = stream_file("--chunk", 50_000, "--depth", 3, path, CLMEMLIFE_CHECK="hazards")  # -W error: no finding
+    assert results(done)[str(path)][0] == zlib.crc32(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("edge", "without", "hazard"),
+    [
+        ("wait_for=[slot.free, results_free]", "wait_for=results_free", "read_after_write object=data"),
+        ("wait_for=[slot.free, results_free]", "wait_for=slot.free", "write_after_read object=counts"),
+        ("slot.data, wait_for=counted", "slot.data", "write_after_read object=data"),
+        ("wait_for=[moved, results_free]", "wait_for=results_free", "read_after_write object=data"),
+        ("dtype=np.uint32, wait_for=ready", "dtype=np.uint32", "read_after_write object=counts"),
+    ],
+)
+def test_each_of_its_wait_lists_is_needed(tmp_path: Path, edge: str, without: str, hazard: str) -> None:
+    path, script = write(tmp_path / "data", 300_000), tmp_path / "without.py"
+    text = STREAM_FILE.read_text(encoding="utf-8")
+    assert edge in text
+    script.write_text(text.replace(edge, without), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script, "--no-verify", "--chunk", "50000", "--depth", "3", path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "CLMEMLIFE_CHECK": "hazards"},
+        check=False,
+    )
+    assert f"[hazard={hazard}" in done.stderr
 
 
 def test_the_checksum_is_the_one_of_standard_tools(tmp_path: Path) -> None:
@@ -180,7 +213,7 @@ import stream_file
 {change}
 sys.exit(stream_file.main())
 """
-    command = [sys.executable, "-W", "error", "-X", "dev", "-c", code]
+    command = [sys.executable, *STRICT, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from itertools import count
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ import hazard_model as model
 from clmemlife import _journal
 from clmemlife._journal import Access, Command, HostWait, Released, UserEventSet
 from clmemlife.diagnostics import _clocks, _order, _uses
-from clmemlife.diagnostics.hazards import Checker, Finding
+from clmemlife.diagnostics.hazards import Checker
 from clmemlife.exceptions import HazardError, HazardWarning, MapConflictError, UnorderedAccessError
 
 PROGRAMS = int(os.environ.get("CLMEMLIFE_HAZARD_PROGRAMS", "3000"))
-Pairs = set[tuple[str, str]]
 
 
 class Event:
@@ -44,7 +43,6 @@ class Program:
 
     def __init__(self, mode: Any = "record", **more: Any) -> None:
         self.checker = Checker(mode, **more)
-        self._lines = count(1)
 
     def command(self, name: str, queue: int, *accesses: Access, kind: str = "enqueue_kernel", **more: Any) -> Event:
         more = {"site": f"{name}:1", "out_of_order": queue >= 10, **more}
@@ -544,6 +542,8 @@ def test_the_text_of_a_finding_names_both_commands_and_the_missing_event() -> No
     assert finding.key == "hazard=write_after_read object=field second=app.py:41 first=app.py:38"
     assert finding.as_dict()["second"]["name"] == "scale"
     assert finding.as_dict()["key"] == finding.key
+    with pytest.raises(FrozenInstanceError):
+        finding.count = 2
 
 
 def test_an_object_without_a_label_is_named_by_its_creation_site(program: Program) -> None:
@@ -583,6 +583,13 @@ def test_a_missing_edge_is_reported_once_with_a_count(program: Program) -> None:
         program.finish(2)
     (finding,) = program.checker.findings
     assert finding.count == 5
+
+
+def test_two_uses_of_one_object_by_one_command_miss_one_edge(program: Program) -> None:
+    program.command("a", 1, write())
+    program.command("b", 2, read(start=0, stop=8), write(start=8, stop=16))
+    (finding,) = program.checker.findings
+    assert finding.count == 1
 
 
 def test_a_suppressed_key_is_neither_raised_nor_kept() -> None:
@@ -920,7 +927,3 @@ def test_with_every_suggestion_taken_nothing_is_left_to_report() -> None:
                 op.kind, op.queue, op.uses, (*op.waits, ends.get(first, first)), op.gates, op.blocking, op.of
             )
         assert model.check(model.Program(program.out_of_order, tuple(ops)), Checker("record")) == set(), seed
-
-
-def test_a_finding_is_frozen_data() -> None:
-    assert Finding.__dataclass_params__.frozen  # type: ignore[attr-defined]

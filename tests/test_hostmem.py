@@ -407,7 +407,9 @@ def test_other_buffers_cannot_be_resized_or_closed_while_they_are_leased(context
         return True
 
     del data
-    with MemHandle.create_buffer(context, flags=USE, hostbuf=memoryview(owner) if kind == "memoryview" else owner) as one:
+    with MemHandle.create_buffer(
+        context, flags=USE, hostbuf=memoryview(owner) if kind == "memoryview" else owner
+    ) as one:
         with pytest.raises(BufferError):
             change()
         result = np.empty(64, np.uint8)

@@ -158,7 +158,9 @@ def test_the_error_leads_back_to_the_event_where_the_failure_began(context, queu
         second = cml.enqueue_kernel(queue, kernel("inc"), ints.shape, None, InOut(handle), wait_for=first)
         queue.flush()
         gate.set_status(-7)
-        wait(lambda: second.command_execution_status < 0, "the failure has spread")
+        wait(lambda: second.command_execution_status <= 0, "the failure has spread")
+        if first.command_execution_status == 0 and "Intel" in queue.device.platform.name:
+            pytest.xfail("the Intel CPU runtime runs a command whose wait-list event failed as if it had completed")
         with pytest.raises(DependencyError) as caught:
             cml.enqueue_fill(queue, handle, np.int32(0), wait_for=second)
         assert caught.value.event == second

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._access import In as In
     from ._access import InOut as InOut
     from ._access import Out as Out
+    from ._across import enqueue_copy_across as enqueue_copy_across
     from ._callbacks import ObjectInfo as ObjectInfo
     from ._commands import enqueue_fill as enqueue_fill
     from ._commands import enqueue_kernel as enqueue_kernel
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from ._mapping import MapState as MapState
     from ._meminfo import MemInfo as MemInfo
     from ._migration import Migration as Migration
+    from ._site import set_site_depth as set_site_depth
+    from ._slots import Slot as Slot
+    from ._staging import Staging as Staging
+    from ._staging import staging as staging
+    from ._streaming import ChunkStream as ChunkStream
+    from ._streaming import stream_chunks as stream_chunks
     from ._waitlist import wait_list as wait_list
     from .diagnostics.checking import check_hazards as check_hazards
     from .diagnostics.checking import declare as declare
@@ -29,9 +36,17 @@ if TYPE_CHECKING:
     from .diagnostics.checking import explain as explain
     from .diagnostics.hazards import Finding as Finding
     from .diagnostics.leaks import LiveRecord as LiveRecord
+    from .diagnostics.leaks import Report as Report
     from .diagnostics.leaks import Statistics as Statistics
     from .diagnostics.leaks import live as live
+    from .diagnostics.leaks import report as report
     from .diagnostics.leaks import statistics as statistics
+    from .diagnostics.residency import Move as Move
+    from .diagnostics.residency import Residency as Residency
+    from .diagnostics.residency import ResidencyFinding as ResidencyFinding
+    from .diagnostics.residency import record_residency as record_residency
+    from .diagnostics.residency import residency as residency
+    from .diagnostics.tracking import track as track
     from .exceptions import *  # noqa: F403
     from .flags import MapFlags as MapFlags
     from .flags import MemFlags as MemFlags
@@ -40,6 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "_across": ("enqueue_copy_across",),
     "_access": ("In", "InOut", "Out"),
     "_callbacks": ("ObjectInfo",),
     "_commands": ("enqueue_fill", "enqueue_kernel"),
@@ -49,10 +65,16 @@ _MODULES = {
     "_mapping": ("MapState", "Mapping"),
     "_meminfo": ("MemInfo",),
     "_migration": ("Migration",),
+    "_site": ("set_site_depth",),
+    "_slots": ("Slot",),
+    "_staging": ("Staging", "staging"),
+    "_streaming": ("ChunkStream", "stream_chunks"),
     "_waitlist": ("wait_list",),
     "diagnostics.checking": ("check_hazards", "declare", "dependencies", "explain"),
     "diagnostics.hazards": ("Finding",),
-    "diagnostics.leaks": ("LiveRecord", "Statistics", "live", "statistics"),
+    "diagnostics.leaks": ("LiveRecord", "Report", "Statistics", "live", "report", "statistics"),
+    "diagnostics.residency": ("Move", "Residency", "ResidencyFinding", "record_residency", "residency"),
+    "diagnostics.tracking": ("track",),
     "exceptions": (
         "AlignmentError", "CallError", "ClMemLifeError", "CleanupWarning", "ContextMismatchError", "DependencyError",
         "ForkedProcessError", "HazardError", "HazardWarning", "HostAliasError", "LeakError", "LeakWarning",

@@ -128,14 +128,17 @@ def _use(kernel: cl.Kernel, index: int, mem: Any, declared: Declared | None) -> 
 
 def _set_other(kernel: cl.Kernel, args: tuple[Any, ...], index: int, arg: Any) -> None:
     """Set an argument PyOpenCL's own way; a plain number needs the types that the kernel may have been given."""
+    if arg is None:  # a null pointer
+        _opencl.set_kernel_arg_bytes(kernel.int_ptr, index, _opencl.POINTER_BYTES, None)
+        return
     if not isinstance(arg, (bool, int, float, complex)):
-        kernel.set_arg(index, arg)
+        _opencl.set_kernel_arg(kernel, index, arg)
         return
     raw = [one.mem if isinstance(one, Declared) else one for one in args]
     shared = [one._share() if isinstance(one, MemHandle) else one for one in raw]
     try:
-        kernel.set_args(*shared)
-    except (cl.Error, TypeError) as error:
+        _opencl.set_kernel_args(kernel, *shared)
+    except (cl.LogicError, TypeError) as error:
         raise TypeError(
             f"argument {index} of kernel {kernel.function_name!r} is the plain number {arg!r}; say how many bytes it "
             f"has, for example numpy.int32({arg!r}), or give the kernel its types with kernel.set_arg_types"
@@ -221,12 +224,13 @@ def _fill_svm(
     queue: cl.CommandQueue, dest: cl.SVMPointer, pattern: np.ndarray[Any, Any], size: int | None, offset: int,
     wait_for: Any,
 ) -> cl.Event:  # fmt: skip
-    if offset:
-        raise ValueError("a fill of SVM has no offset; pass the part of the memory that is meant")
-    size = operator.index(dest.size if size is None else size)
-    _check_range(dest, dest.size, pattern.nbytes, size, 0)
+    total = operator.index(dest.size)
+    size = total if size is None else operator.index(size)
+    _check_range(dest, total, pattern.nbytes, size, offset)
     if not size:
         return marker(queue, wait_for, "enqueue_fill")
+    if size != total:  # PyOpenCL 2026.1 takes a size and fills everything all the same
+        raise ValueError(f"SVM of {total} bytes is filled as a whole, not {size} bytes; pass the part that is meant")
     waits = _waitlist.prepare(queue, wait_for)
     event: cl.Event = submit(
         "enqueue_fill", queue, (), waits, (dest, pattern), _opencl.enqueue_svm_memfill,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,8 @@ from . import _ledger, _opencl, _waitlist
 from ._access import Use
 from ._handle import MemHandle
 from ._images import image_bytes, image_region
-from ._submit import check_queue, marker, submit, target
+from ._meminfo import check_host_access
+from ._submit import check_queue, marker, plain_event, submit, target
 from .flags import MemFlags
 
 __all__ = ["enqueue_copy"]
@@ -106,11 +106,7 @@ def _submit(
     def call() -> cl.Event:
         return _opencl.enqueue_copy(queue, dest, src, wait_for=waits, **where)
 
-    event = submit("enqueue_copy", queue, uses, waits, (dest, src), call, blocking=blocking)
-    if isinstance(event, cl.NannyEvent):
-        # Its destructor waits holding the interpreter: that one stays in the in-flight table, the caller gets another.
-        return _opencl.wrap_event(event.int_ptr, True)
-    return event
+    return plain_event(submit("enqueue_copy", queue, uses, waits, (dest, src), call, blocking=blocking))
 
 
 def _is_device(side: Any) -> bool:
@@ -135,16 +131,6 @@ def _host_array(side: Any, *, writable: bool) -> np.ndarray[Any, Any]:
     if writable and not array.flags.writeable:
         raise ValueError("the destination is read-only host memory")
     return array
-
-
-@functools.cache
-def check_host_access(flags: MemFlags, what: str, *, reads: bool, writes: bool) -> None:
-    """Refuse what the ``HOST_*`` flags of an object forbid to the host."""
-    for forbidden, applies in (
-        (MemFlags.HOST_NO_ACCESS, True), (MemFlags.HOST_WRITE_ONLY, reads), (MemFlags.HOST_READ_ONLY, writes),
-    ):  # fmt: skip
-        if applies and flags & forbidden:
-            raise ValueError(f"the object was created with {forbidden}, which forbids {what}")
 
 
 def _with_host(mem: Any, use: Use, host: np.ndarray[Any, Any], where: dict[str, Any], offset_name: str) -> bool:
@@ -244,7 +230,7 @@ def _rectangle(
     row = row or width
     slice_ = slice_ or row * height
     start = z * slice_ + y * row + x
-    stop = start + max(depth - 1, 0) * slice_ + max(height - 1, 0) * row + width
+    stop = start if 0 in region else start + (depth - 1) * slice_ + (height - 1) * row + width
     if min(x, y, z, *region) < 0 or row < width or (depth > 1 and slice_ < row * height) or stop > size:
         raise ValueError(
             f"the rectangle at {(x, y, z)} of {region} bytes, rows and slices with pitches {(row, slice_)} is not "
@@ -276,4 +262,7 @@ def _tell_maps(host: np.ndarray[Any, Any], event: cl.Event) -> None:
     for entry in _ledger.open_maps():
         mapping = entry.owner()
         if mapping is not None and mapping._overlaps(start, start + host.nbytes):
-            entry.pending.append(event)
+            pending = entry.pending
+            pending.append(event)
+            if not len(pending) % 64:  # a map may serve as staging memory for as long as the program runs
+                pending[:] = [one for one in pending if one.command_execution_status > 0]

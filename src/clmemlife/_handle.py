@@ -7,7 +7,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import _hostmem, _ledger, _opencl
+from . import _hostmem, _ledger, _limits, _opencl
 from ._images import check_image, image_bytes, pixel_size
 from ._meminfo import (
     ASSOCIATED,
@@ -98,7 +98,7 @@ class MemHandle(Reference):
             raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
         site = caller_site()
         host = _hostmem.open_hostbuf(hostbuf, flags)
-        limits = _opencl.context_limits(context)
+        limits = _limits.context_limits(context)
         size = buffer_size(size, None if host is None else host.nbytes, limits)
         if host is not None and flags & MemFlags.USE_HOST_PTR:
             host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
@@ -170,7 +170,7 @@ class MemHandle(Reference):
         over = buffer._share() if isinstance(buffer, MemHandle) else buffer
         padded = None if pitches is None else (*pitches, 0, 0)[:2]
         arguments = (context, flags.value, format, shape, padded, None if host is None else host.view, is_array, over)
-        mem = allocate(_opencl.create_image, arguments, 0, _opencl.context_limits(context))
+        mem = allocate(_opencl.create_image, arguments, 0, _limits.context_limits(context))
         return cls._take(mem, "create_image", label, site, None, host)
 
     @classmethod
@@ -278,7 +278,7 @@ class MemHandle(Reference):
             raise ValueError(f"{flags & HOST_PTR_FLAGS} is inherited by a sub-buffer and cannot be given again")
         check_narrowing(self._flags, flags)
         origin += mine.offset
-        alignments = sorted(set(_opencl.context_limits(self._context).alignments.values()))
+        alignments = sorted(set(_limits.context_limits(self._context).alignments.values()))
         if all(origin % step for step in alignments):
             step = alignments[0]
             below = origin // step * step - mine.offset

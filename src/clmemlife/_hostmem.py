@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from . import _callbacks, _opencl
+from . import _callbacks, _limits
 from ._site import describe, warn_at
 from .exceptions import AlignmentError, HostAliasError, ZeroCopyWarning
 from .flags import MemFlags
@@ -75,7 +75,7 @@ class HostMemory:
                     f"{text} overlaps the host memory of {lease.text}, which is still alive; results would depend on "
                     "timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
                 )
-        needed = max(_opencl.context_limits(context).alignments.values())
+        needed = max(_limits.context_limits(context).alignments.values())
         if self.address % needed:
             advice = (
                 f"{text} is {self.address % needed} bytes past a multiple of {needed}, which the device needs to use "
@@ -146,7 +146,7 @@ def aligned_empty(
     if dtype.hasobject:
         raise ValueError(f"{dtype} has elements that are Python objects; they mean nothing to a device")
     if isinstance(context_or_alignment, cl.Context):
-        alignment = max(_PAGE, *_opencl.context_limits(context_or_alignment).alignments.values())
+        alignment = max(_PAGE, *_limits.context_limits(context_or_alignment).alignments.values())
     else:
         alignment = operator.index(context_or_alignment)
         if alignment <= 0 or alignment & (alignment - 1):

@@ -57,8 +57,8 @@ def _from_info(kernel: cl.Kernel, count: int) -> tuple[str, ...] | None:
 
 
 def _from_source(kernel: cl.Kernel, count: int) -> tuple[str, ...] | None:
-    program = kernel.program
     try:
+        program = kernel.program  # Intel's kernel does not keep it
         source = program.source if hasattr(program, "source") else ""
         options = "".join(program.get_build_info(one, cl.program_build_info.OPTIONS) for one in kernel.context.devices)
     except cl.Error:

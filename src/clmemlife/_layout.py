@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -89,6 +90,18 @@ class BufferLayout:
     def view(self, anchor: Any) -> np.ndarray[Any, Any]:
         """Return the array to hand out."""
         return anchor[: self.nbytes].view(self.dtype).reshape(self.shape, order=self.order)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _remembered(total: int, shape: int | None, dtype: Any, order: str, offset: int, size: int | None) -> BufferLayout:
+    return BufferLayout(total, shape, dtype, order, offset, size)
+
+
+def buffer_layout(total: int, shape: Any, dtype: Any, order: str, offset: int, size: int | None) -> BufferLayout:
+    """Return the layout of a region of a buffer of `total` bytes; the simple ones are remembered."""
+    if (shape is None or type(shape) is int) and isinstance(dtype, type):
+        return _remembered(total, shape, dtype, order, offset, size)
+    return BufferLayout(total, shape, dtype, order, offset, size)
 
 
 class _Memory:

@@ -88,6 +88,7 @@ class Entry:
 
     ``owner`` gives the handle, or ``None`` once it was collected; ``how`` says how it came by its reference.
     ``watches`` holds the one registration for the destruction of the object; handles of one object share the list.
+    ``held`` is the address for as long as the handle has its reference: whoever takes it out gives that back.
     """
 
     int_ptr: int
@@ -100,21 +101,34 @@ class Entry:
     offset: int
     owner: Callable[[], Any]
     watches: list[Any] = field(default_factory=list)
+    held: int | None = None
     number: int = field(default_factory=_numbers.__next__)
     created: float = field(default_factory=monotonic)
 
 
 class _Counters:
-    """Sums over all handles and, for bytes, over the objects behind them (each once, parts of others not at all)."""
+    """Sums over all handles and, for bytes, over the objects behind them (each once, parts of others not at all).
 
-    __slots__ = ("current_bytes", "current_count", "peak_bytes", "peak_count", "total_bytes", "total_count")
+    ``staging_bytes`` is the pinned host memory of this library itself, which no handle stands for.
+    """
+
+    __slots__ = (
+        "current_bytes", "current_count", "peak_bytes", "peak_count", "staging_bytes", "total_bytes", "total_count",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.current_bytes = self.peak_bytes = self.total_bytes = 0
         self.current_count = self.peak_count = self.total_count = 0
+        self.staging_bytes = 0
 
 
 counters = _Counters()
+
+
+def count_staging(nbytes: int) -> None:
+    """Account for pinned host memory that comes (or goes, if negative); any thread, also from a finalizer."""
+    with _lock:
+        counters.staging_bytes += nbytes
 
 
 class Observer(Protocol):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 import time
 
-from . import _callbacks, _commands, _hostmem, _inflight, _ledger, _opencl
-from .exceptions import CallError
+from . import _callbacks, _commands, _hostmem, _inflight, _ledger, _staging
+from ._owning import give_back
 
 EXIT_TIMEOUT_SECONDS = 2.0
 """How long, all together, exit waits for queued commands and callbacks (``CLMEMLIFE_EXIT_TIMEOUT`` overrides)."""
@@ -38,12 +37,12 @@ def close() -> None:
                 mapping._finalizer.detach()
                 mapping._open.forget()
     _inflight.close(max(0.0, deadline - time.monotonic()))
+    _staging.close()
     entries = _ledger.entries()
     for handle in [one.owner() for one in sorted(entries, key=lambda one: (one.kind == "buffer", -one.number))]:
         int_ptr = None if handle is None else handle._disarm("released at exit")
         if int_ptr is not None:
-            with contextlib.suppress(CallError):
-                _opencl.release_mem_object(int_ptr)
+            give_back(int_ptr, handle._entry)  # nothing can be said to anybody
     _callbacks.drain(max(0.25, deadline - time.monotonic()), final=True)
 
 
@@ -59,6 +58,7 @@ def _after_fork_in_child() -> None:
             handle._disarm("inherited by fork")
         _ledger.remove(entry)
     _hostmem.forget()
+    _staging.after_fork_in_child()
     for open_map in _ledger.open_maps():
         mapping = open_map.owner()
         if mapping is not None:

@@ -12,21 +12,13 @@ import numpy as np
 import pyopencl as cl
 
 from . import _ledger, _waitlist
-from ._access import Use, check_maps
-from ._copy import check_host_access
+from ._access import check_maps
 from ._handle import MemHandle
-from ._layout import BufferLayout, ImageLayout, mark, marked
+from ._layout import BufferLayout, ImageLayout, buffer_layout, mark, marked
 from ._openmap import INHERITED, MapState, OpenMap, abandoned, decode
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
-from .exceptions import (
-    DependencyError,
-    HazardWarning,
-    LiveViewError,
-    UnmappedError,
-    ViewWarning,
-    status_name,
-)
+from .exceptions import DependencyError, HazardWarning, LiveViewError, UnmappedError, ViewWarning, status_name
 from .flags import MapFlags, require
 
 __all__ = ["MapState", "Mapping"]
@@ -82,40 +74,35 @@ class Mapping:
         order: str = "C", offset: int = 0, size: int | None = None, origin: Any = None, region: Any = None,
         wait_for: Any = None, is_blocking: bool = False, views: str = "warn", debug: bool | None = None,
     ) -> None:  # fmt: skip
+        # A device that waits falls asleep: what can come after the call to the driver does.
         check_queue(queue)
         if not isinstance(handle, MemHandle):
             raise TypeError(f"a Mapping needs a MemHandle, not {type(handle).__name__}; see MemHandle.retain")
-        require(flags, MapFlags)
-        reads, writes, discards = decode(flags)
+        reads, writes = decode(require(flags, MapFlags), handle.flags)
         if views not in ("warn", "raise"):
             raise ValueError(f"views must be 'warn' or 'raise', not {views!r}")
         mem = handle._share()
         check_usable(handle, queue)
         held = handle._entry
-        check_host_access(handle._flags, "a map for it", reads=reads, writes=writes)
         layout: BufferLayout | ImageLayout
         if handle._type == cl.mem_object_type.BUFFER:
             if origin is not None or region is not None:
                 raise TypeError("origin and region are for images; a buffer has offset and size in bytes")
-            layout = BufferLayout(held.size, shape, dtype, order, offset, size)
+            layout = buffer_layout(held.size, shape, dtype, order, offset, size)
         else:
             if shape is not None or size is not None or offset:
                 raise TypeError("shape, offset and size are for buffers; an image has origin and region in pixels")
             layout = ImageLayout(mem, origin, region)
-        waits = _waitlist.prepare(queue, wait_for)
-        start, stop = held.offset + layout.start, held.offset + layout.stop
-        use = Use(held.root, start, stop, reads=not discards, writes=writes, box=layout.box, label=held.label)
+        waits = None if wait_for is None else _waitlist.prepare(queue, wait_for)
         site = caller_site()
+        start, stop = held.offset + layout.start, held.offset + layout.stop
         entry = _ledger.MapEntry(held.root, start, stop, layout.box, (0, 0), writes, site, weakref.ref(self))
-        self._lock = threading.RLock()
-        self._flags, self._layout, self._views = flags, layout, views
-        self._debug = discards and (bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug)
-        self._open = open_ = OpenMap(entry, use, held)
-        _ledger.open_map(entry, lambda: check_maps(use, "Mapping", site))
+        self._open = open_ = OpenMap(entry, held, reads)
+        _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site))
         try:
             call, arguments = layout.call(queue, mem, flags._value_, waits, is_blocking)
             result = submit(
-                "map", queue, (use,), waits, None, call, *arguments,
+                "map", queue, open_.uses(), waits, None, call, *arguments,
                 mapping=entry.number, blocking=is_blocking, check=False,
             )  # fmt: skip
         except BaseException:
@@ -124,6 +111,11 @@ class Mapping:
         open_.map_event, open_.memory_map = result[1], result[0].base
         self._finalizer = weakref.finalize(self, abandoned, open_)
         self._finalizer.atexit = False
+        self._lock = threading.RLock()
+        self._flags, self._layout, self._views = flags, layout, views
+        self._debug = flags is MapFlags.WRITE_INVALIDATE_REGION and (
+            bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug
+        )
         if not writes:
             result[0].flags.writeable = False
         open_.anchor = layout.anchor(result)
@@ -162,7 +154,7 @@ class Mapping:
         try:
             event.wait()
         except cl.Error as error:
-            status = event.command_execution_status
+            status = event.command_execution_status or error.code  # Intel's event says complete all the same
             message = f"the {self._open.text} failed with {status_name(status)} ({status})"
             raise DependencyError(event, status, message) from error
 
@@ -175,7 +167,7 @@ class Mapping:
         """``PENDING`` until the map is complete, then ``MAPPED``, after unmap ``UNMAPPED``."""
         if self._open.ended:
             return MapState.UNMAPPED
-        return MapState.PENDING if self._open.map_event.command_execution_status > 0 else MapState.MAPPED
+        return MapState.PENDING if self._open.map_event.command_execution_status else MapState.MAPPED
 
     @property
     def flags(self) -> MapFlags:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import _inflight, _ledger, _opencl
+from . import _inflight, _ledger, _limits, _opencl
 from ._site import describe
 from .flags import MemFlags, require
 
@@ -19,6 +19,13 @@ __all__ = ["MemInfo"]
 ASSOCIATED = cl.mem_info.ASSOCIATED_MEMOBJECT
 HOST_PTR_FLAGS = MemFlags.USE_HOST_PTR | MemFlags.ALLOC_HOST_PTR | MemFlags.COPY_HOST_PTR
 ACCESS_FLAGS = MemFlags.READ_WRITE | MemFlags.READ_ONLY | MemFlags.WRITE_ONLY
+_OUT_OF_MEMORY = frozenset(
+    {
+        cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+        cl.status_code.OUT_OF_RESOURCES,
+        cl.status_code.OUT_OF_HOST_MEMORY,
+    }
+)
 HOST_ACCESS_FLAGS = MemFlags.HOST_READ_ONLY | MemFlags.HOST_WRITE_ONLY | MemFlags.HOST_NO_ACCESS
 
 
@@ -45,7 +52,7 @@ class MemInfo:
 def query(mem: Any) -> MemInfo:
     """Ask the driver; `mem` is a wrapper whose own reference is not counted."""
     what = cl.mem_info
-    associated = mem.get_info(what.ASSOCIATED_MEMOBJECT)
+    associated = _whole(mem)
     try:
         svm: bool | None = bool(mem.get_info(what.USES_SVM_POINTER))
     except cl.Error:
@@ -85,17 +92,26 @@ def measure(mem: Any, label: str | None, site: str) -> Facts:
     if mem.type != cl.mem_object_type.BUFFER:
         kind = "image"
     context = mem.context
-    alignments = _opencl.context_limits(context).alignments if offset else {}
+    alignments = _limits.context_limits(context).alignments if offset else {}
     misaligned = frozenset(device for device, step in alignments.items() if offset % step)
     return Facts(mem.type, kind, mem.size, MemFlags(mem.flags), context, root, offset, misaligned)
+
+
+def _whole(mem: Any) -> Any:
+    """Return what `mem` is a part of, or ``None``."""
+    try:
+        whole = mem.get_info(ASSOCIATED)
+    except cl.LogicError:  # the Intel CPU runtime does not name a root that nobody else holds
+        return None
+    return whole if isinstance(whole, cl.MemoryObjectHolder) else None
 
 
 def locate(mem: Any, label: str | None = None, site: str = "outside this library") -> tuple[_ledger.Root, int]:
     """Return the root of a PyOpenCL object and its offset there in bytes."""
     offset, whole = 0, mem
     while True:
-        parent = whole.get_info(ASSOCIATED)
-        if not isinstance(parent, cl.MemoryObjectHolder):
+        parent = _whole(whole)
+        if parent is None:
             return _ledger.root_for(whole.int_ptr, whole.size, label, site), offset
         if whole.type == cl.mem_object_type.BUFFER:
             offset += whole.offset
@@ -134,16 +150,20 @@ def check_narrowing(mine: MemFlags, wanted: MemFlags) -> None:
         raise ValueError(f"a sub-buffer of a {mine & HOST_ACCESS_FLAGS} buffer cannot be {host}")
 
 
-def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _opencl.ContextLimits) -> Any:
+def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits.ContextLimits) -> Any:
     """Create; when memory is short collect once, try once more, then say what is alive."""
     try:
         return create(*arguments)
-    except cl.MemoryError:
-        gc.collect()
-        _inflight.sweep()
+    except cl.Error as error:
+        if error.code not in _OUT_OF_MEMORY:
+            raise
+    gc.collect()
+    _inflight.sweep()
     try:
         return create(*arguments)
-    except cl.MemoryError as error:
+    except cl.Error as error:
+        if error.code not in _OUT_OF_MEMORY:
+            raise
         alive = sorted(_ledger.entries(), key=lambda entry: entry.size, reverse=True)
         listed = "; ".join(describe(one.label, one.size, one.site, one.kind) for one in alive[:5])
         message = (
@@ -152,10 +172,10 @@ def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _opencl
             f"{_ledger.counters.current_bytes} bytes{': ' + listed if listed else ''}"
         )
         record = cl._cl._ErrorRecord(msg=message, code=error.code, routine=error.routine)
-        raise cl.MemoryError(record) from error
+        raise type(error)(record) from error
 
 
-def buffer_size(size: object, host_bytes: int | None, limits: _opencl.ContextLimits) -> int:
+def buffer_size(size: object, host_bytes: int | None, limits: _limits.ContextLimits) -> int:
     """Return the size in bytes of a new buffer over `host_bytes` of host memory, checked."""
     if size is None:
         if host_bytes is None:
@@ -182,3 +202,13 @@ def address_of(value: object, caller: str) -> int:
     if address <= 0:
         raise ValueError(f"{address} is not the address of a cl_mem")
     return address
+
+
+@functools.cache
+def check_host_access(flags: MemFlags, what: str, *, reads: bool, writes: bool) -> None:
+    """Refuse what the ``HOST_*`` flags of an object forbid to the host."""
+    for forbidden, applies in (
+        (MemFlags.HOST_NO_ACCESS, True), (MemFlags.HOST_WRITE_ONLY, reads), (MemFlags.HOST_READ_ONLY, writes),
+    ):  # fmt: skip
+        if applies and flags & forbidden:
+            raise ValueError(f"the object was created with {forbidden}, which forbids {what}")

@@ -8,9 +8,10 @@ from typing import Any
 import pyopencl as cl
 
 from . import _opencl, _waitlist
+from ._across import can_stage, pays, staged
 from ._handle import MemHandle
 from ._submit import check_queue, check_usable, marker, submit, whole
-from .exceptions import DependencyError, UnsupportedError, status_name
+from .exceptions import DependencyError, status_name
 from .flags import MigrationFlags, require
 
 __all__ = ["Migration"]
@@ -28,28 +29,33 @@ class Migration:
     flags : MigrationFlags
     wait_for
         See `wait_list`.
-    via : {"driver"}
-        How the bytes travel: ``clEnqueueMigrateMemObjects``.
+    via : {"driver", "staged", "auto"}
+        How the bytes travel: by ``clEnqueueMigrateMemObjects``; or as chunks through pinned host memory into a
+        temporary buffer on `queue` (as large as the largest object) and from there into the object; or, with
+        "auto", staged where a `source_queue` is given, neither device shares the host's memory, and it is 1 MiB or
+        more, else by the driver. Where there are no bytes to carry (to the host, ``CONTENT_UNDEFINED``, one device)
+        and for images over buffers, the driver's call is used in any case; the property `via` says what was done.
     source_queue : pyopencl.CommandQueue, optional
         A queue of the device where the objects are now; `back` goes there.
 
     Raises
     ------
     TypeError, ValueError
-        No handles; flags that are no `MigrationFlags`.
+        No handles; flags that are no `MigrationFlags`; "staged" without a `source_queue`.
     MapConflictError
         An object is mapped.
     DependencyError, ContextMismatchError, ReleasedError
-    UnsupportedError
-        A `via` that this version has not.
+    pyopencl.Error
+        A step was refused. The content of the objects is intact; where it has to be put back, the exception has an
+        ``event`` that is complete when it is.
 
     Notes
     -----
-    Does not block. With no handles at all the event is that of a marker. OpenCL specification:
-    ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
+    Does not block, except that the first staged one allocates pinned memory. With no handles at all the event is that
+    of a marker. OpenCL specification: ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
     """
 
-    __slots__ = ("_event", "_flags", "_handles", "_queue", "_source_queue", "_via")
+    __slots__ = ("_event", "_flags", "_handles", "_queue", "_source_queue", "_via", "_wanted")
 
     def __init__(
         self,
@@ -67,24 +73,36 @@ class Migration:
         flags = require(flags, MigrationFlags)
         if via not in ("driver", "staged", "auto"):
             raise ValueError(f"via must be 'driver', 'staged' or 'auto', not {via!r}")
-        if via == "staged":
-            raise UnsupportedError("staged migration is not part of this version; use via='driver' or 'auto'")
+        if via == "staged" and source_queue is None:
+            raise ValueError("via='staged' reads the objects on source_queue; give one, of the device where they are")
         self._handles = _as_handles(handles)
-        self._queue, self._flags, self._source_queue, self._via = queue, flags, source_queue, "driver"
+        self._queue, self._flags, self._source_queue, self._via = queue, flags, source_queue, via
+        chosen = _without_parts(self._handles)
+        event = None
+        if source_queue is not None and via != "driver" and can_stage(source_queue, queue, chosen, flags):
+            auto = via == "auto"
+            if not auto or pays(source_queue, queue, chosen):
+                event = staged(source_queue, queue, chosen, wait_for, auto=auto)
+        self._wanted, self._via = via, "driver" if event is None else "staged"
+        self._event = self._by_driver(chosen, wait_for) if event is None else event
+
+    def _by_driver(self, chosen: list[MemHandle], wait_for: Any) -> cl.Event:
+        queue, flags = self._queue, self._flags
         mems: list[Any] = []
         uses = []
-        for handle in _without_parts(self._handles):
+        for handle in chosen:
             mems.append(handle._share())
             check_usable(handle, queue)
             uses.append(whole(handle, reads=not flags & MigrationFlags.CONTENT_UNDEFINED, writes=True))
         if not mems:
-            self._event = marker(queue, wait_for, "Migration")
-            return
+            return marker(queue, wait_for, "Migration")
         waits = _waitlist.prepare(queue, wait_for)
-        self._event = submit(
+        event: cl.Event = submit(
             "migrate", queue, uses, waits, mems, _opencl.enqueue_migrate_mem_objects,
             queue, mems, flags.value, waits, undefined=bool(flags & MigrationFlags.CONTENT_UNDEFINED),
+            name="to the host" if flags & MigrationFlags.HOST else "",
         )  # fmt: skip
+        return event
 
     @property
     def event(self) -> cl.Event:
@@ -103,7 +121,7 @@ class Migration:
 
     @property
     def via(self) -> str:
-        """How the bytes travel."""
+        """How the bytes travel: "driver" or "staged"."""
         return self._via
 
     def wait(self) -> None:
@@ -111,7 +129,7 @@ class Migration:
         try:
             self._event.wait()
         except cl.Error as error:
-            status = self._event.command_execution_status
+            status = self._event.command_execution_status or error.code
             raise DependencyError(
                 self._event, status, f"{self!r} failed with {status_name(status)} ({status})"
             ) from error
@@ -127,7 +145,11 @@ class Migration:
         if self._source_queue is None:
             raise ValueError("a migration knows its way back only with source_queue=...; give one, or migrate anew")
         return Migration(
-            self._source_queue, self._handles, wait_for=[self._event, wait_for], via=self._via, source_queue=self._queue
+            self._source_queue,
+            self._handles,
+            wait_for=[self._event, wait_for],
+            via="driver" if self.device is None else self._wanted,
+            source_queue=self._queue,
         )
 
     def __repr__(self) -> str:

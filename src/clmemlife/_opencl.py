@@ -20,7 +20,6 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pyopencl as cl
 
@@ -29,11 +28,11 @@ from .exceptions import CallError
 if sys.platform == "win32":
     import msvcrt
 
-__all__ = ["ENTRY_POINTS", "ContextLimits", "context_limits", "immortalise"]
+__all__ = ["ENTRY_POINTS", "immortalise"]
 
 _SUCCESS = 0
 _CL_MEM_HOST_PTR = 0x1103
-_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
+POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _loader() -> ctypes.CDLL:
@@ -87,7 +86,7 @@ def get_host_ptr(int_ptr: int) -> int | None:
 
 def set_kernel_arg_mem(kernel: int, index: int, int_ptr: int) -> None:
     """Set a memory object as kernel argument: ``clSetKernelArg``."""
-    status = _clSetKernelArg(kernel, index, _POINTER_BYTES, int_ptr.to_bytes(_POINTER_BYTES, sys.byteorder))
+    status = _clSetKernelArg(kernel, index, POINTER_BYTES, int_ptr.to_bytes(POINTER_BYTES, sys.byteorder))
     if status != _SUCCESS:
         raise CallError("clSetKernelArg", status)
 
@@ -97,6 +96,43 @@ def set_kernel_arg_bytes(kernel: int, index: int, size: int, value: bytes | None
     status = _clSetKernelArg(kernel, index, size, value)
     if status != _SUCCESS:
         raise CallError("clSetKernelArg", status)
+
+
+_HOST_COPY = (
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p,
+    ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p,
+)  # fmt: skip
+_clEnqueueReadBuffer = _function("clEnqueueReadBuffer", *_HOST_COPY)
+_clEnqueueWriteBuffer = _function("clEnqueueWriteBuffer", *_HOST_COPY)
+
+
+def enqueue_read_buffer(
+    queue: Any, mem: Any, offset: int, nbytes: int, address: int, waits: list[cl.Event] | None
+) -> cl.Event:
+    """Read into host memory that the caller holds; does not block: ``clEnqueueReadBuffer``.
+
+    PyOpenCL's own call gives an event whose destructor waits.
+    """
+    return _host_copy("clEnqueueReadBuffer", _clEnqueueReadBuffer, queue, mem, offset, nbytes, address, waits)
+
+
+def enqueue_write_buffer(
+    queue: Any, mem: Any, offset: int, nbytes: int, address: int, waits: list[cl.Event] | None
+) -> cl.Event:
+    """Write from host memory that the caller holds; does not block: ``clEnqueueWriteBuffer``."""
+    return _host_copy("clEnqueueWriteBuffer", _clEnqueueWriteBuffer, queue, mem, offset, nbytes, address, waits)
+
+
+def _host_copy(
+    name: str, call: Any, queue: Any, mem: Any, offset: int, nbytes: int, address: int, waits: list[cl.Event] | None
+) -> cl.Event:
+    event = ctypes.c_void_p()
+    count = len(waits) if waits else 0
+    events = (ctypes.c_void_p * count)(*[one.int_ptr for one in waits]) if waits else None
+    status = call(queue.int_ptr, mem.int_ptr, 0, offset, nbytes, address, count, events, ctypes.byref(event))
+    if status != _SUCCESS:
+        raise CallError(name, status)
+    return wrap_event(event.value, False)
 
 
 _clSetMemObjectDestructorCallback = _function(
@@ -156,10 +192,10 @@ def raise_in_thread(ident: int, error: type[BaseException]) -> None:
 wrap_mem_object = cl.MemoryObject.from_int_ptr
 wrap_event = cl.Event.from_int_ptr
 create_buffer = cl.Buffer
-create_image = cl.create_image
 get_sub_region = cl.Buffer.get_sub_region
+set_kernel_arg = cl.Kernel.set_arg
+set_kernel_args = cl.Kernel.set_args
 enqueue_nd_range_kernel = cl.enqueue_nd_range_kernel
-enqueue_copy = cl.enqueue_copy
 enqueue_fill_buffer = cl.enqueue_fill_buffer
 enqueue_fill_image = cl.enqueue_fill_image
 enqueue_svm_memfill = cl.enqueue_svm_memfill
@@ -169,6 +205,46 @@ enqueue_unmap_mem_object = cl.MemoryMap.release
 enqueue_migrate_mem_objects = cl.enqueue_migrate_mem_objects
 enqueue_marker = cl.enqueue_marker
 flush = cl.CommandQueue.flush
+_kinds = cl.mem_object_type
+_LINES = (_kinds.IMAGE1D, _kinds.IMAGE1D_ARRAY, _kinds.IMAGE1D_BUFFER)
+
+
+def create_image(
+    context: Any, flags: int, format: Any, shape: tuple[int, ...], pitches: Any, hostbuf: Any, is_array: bool, over: Any
+) -> Any:
+    """Create an image: ``clCreateImage``. PyOpenCL 2026.1 makes every 1D array an array of one image."""
+    if not is_array or len(shape) != 2:
+        return cl.create_image(context, flags, format, shape, pitches, hostbuf, is_array, over)
+    descriptor = cl.ImageDescriptor()
+    descriptor.image_type = _kinds.IMAGE1D_ARRAY
+    descriptor.shape = (shape[0], 1, shape[1])
+    descriptor.array_size = shape[1]
+    descriptor.pitches = pitches or (0, 0)
+    descriptor.num_mip_levels = descriptor.num_samples = 0
+    descriptor.buffer = None
+    return cl.Image(context, flags, format, desc=descriptor, hostbuf=hostbuf)
+
+
+def enqueue_copy(queue: Any, dest: Any, src: Any, **where: Any) -> Any:
+    """Copy as PyOpenCL does, also images of one dimension and arrays of them, which its own function refuses."""
+    to_device, from_device = (isinstance(one, cl.MemoryObjectHolder) for one in (dest, src))
+    if not any(one in where for one in ("origin", "dest_origin")) or not (
+        (to_device and dest.type in _LINES) or (from_device and src.type in _LINES)
+    ):
+        return cl.enqueue_copy(queue, dest, src, **where)
+    if to_device and from_device:
+        if "dest_origin" in where:
+            return cl._cl._enqueue_copy_image(queue, src, dest, **where)
+        if src.type == _kinds.BUFFER:
+            return cl._cl._enqueue_copy_buffer_to_image(queue, src, dest, **where)
+        return cl._cl._enqueue_copy_image_to_buffer(queue, src, dest, **where)
+    row_pitch, slice_pitch = (*where.pop("pitches", ()), 0, 0)[:2]
+    origin, region = where.pop("origin"), where.pop("region")
+    where.update(row_pitch=row_pitch, slice_pitch=slice_pitch)
+    if to_device:
+        return cl._cl._enqueue_write_image(queue, dest, origin, region, src, **where)
+    return cl._cl._enqueue_read_image(queue, src, origin, region, dest, **where)
+
 
 ENTRY_POINTS = {
     "retain_mem_object": "clRetainMemObject",
@@ -176,6 +252,10 @@ ENTRY_POINTS = {
     "get_host_ptr": "clGetMemObjectInfo",
     "set_kernel_arg_mem": "clSetKernelArg",
     "set_kernel_arg_bytes": "clSetKernelArg",
+    "set_kernel_arg": "clSetKernelArg",
+    "set_kernel_args": "clSetKernelArg",
+    "enqueue_read_buffer": "clEnqueueReadBuffer",
+    "enqueue_write_buffer": "clEnqueueWriteBuffer",
     "set_destructor_callback": "clSetMemObjectDestructorCallback",
     "wrap_mem_object": "clRetainMemObject",
     "wrap_event": "clRetainEvent",
@@ -195,43 +275,6 @@ ENTRY_POINTS = {
     "flush": "clFlush",
 }
 """Names in this module that reach the driver, and the OpenCL call behind each."""
-
-
-class ContextLimits:
-    """What the devices of one context allow, asked once for each context.
-
-    Attributes
-    ----------
-    alignments : dict of int to int
-        Base address alignment in bytes (``CL_DEVICE_MEM_BASE_ADDR_ALIGN``), by the ``int_ptr`` of the device.
-    max_mem_alloc_size : int
-        Largest allocation in bytes that any device of the context takes.
-    largest_device : str
-        Name of the device with that limit.
-    """
-
-    __slots__ = ("alignments", "largest_device", "max_mem_alloc_size")
-
-    def __init__(self, context: cl.Context) -> None:
-        devices = context.devices
-        self.alignments = {device.int_ptr: device.mem_base_addr_align // 8 for device in devices}
-        largest = max(devices, key=lambda device: device.max_mem_alloc_size)
-        self.max_mem_alloc_size = largest.max_mem_alloc_size
-        self.largest_device = largest.name.strip()
-
-
-_limits: WeakKeyDictionary[cl.Context, ContextLimits] = WeakKeyDictionary()
-
-
-def context_limits(context: cl.Context) -> ContextLimits:
-    """Return the limits of `context`."""
-    limits: ContextLimits | None = getattr(context, "_clmemlife_limits", None)
-    if limits is None:  # another Python object for the same context may have them
-        limits = _limits.get(context)
-        if limits is None:
-            limits = _limits[context] = ContextLimits(context)
-        context._clmemlife_limits = limits
-    return limits
 
 
 def immortalise(thing: object) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from . import _ledger, _opencl, _waitlist
+from . import _journal, _ledger, _opencl, _waitlist
 from ._access import Use
+from ._meminfo import check_host_access
 from ._site import caller_site, describe, report_at
 from ._submit import submit
 from .exceptions import CleanupWarning, ForkedProcessError, LeakWarning, UnmappedError
-from .flags import MapFlags
+from .flags import MapFlags, MemFlags
 
 INHERITED = "inherited by fork"
 _EMPTY = (1, (0,), np.dtype("V1"), False, b"")
@@ -37,12 +38,22 @@ class OpenMap:
     before that.
     """
 
-    __slots__ = ("anchor", "array", "ended", "entry", "held", "map_event", "memory_map", "unmap_event", "use")
+    __slots__ = (
+        "anchor",
+        "array",
+        "ended",
+        "entry",
+        "held",
+        "map_event",
+        "memory_map",
+        "reads",
+        "unmap_event",
+    )
 
-    def __init__(self, entry: _ledger.MapEntry, use: Use, held: _ledger.Entry) -> None:
+    def __init__(self, entry: _ledger.MapEntry, held: _ledger.Entry, reads: bool) -> None:
         self.entry = entry
-        self.use = use
         self.held = held
+        self.reads = reads
         self.anchor: Any = None
         self.array: Any = None
         self.memory_map: Any = None
@@ -56,17 +67,29 @@ class OpenMap:
         held = self.held
         return f"map (at {self.entry.site}) of {describe(held.label, held.size, held.site, held.kind)}"
 
+    @property
+    def use(self) -> Use:
+        """What the map does to the object, on the device and until the unmap on the host."""
+        one, label = self.entry, self.held.label
+        return Use(one.root, one.start, one.stop, reads=self.reads, writes=one.writes, box=one.box, label=label)
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return that for a record, if anybody wants one."""
+        return (self.use,) if _journal.listeners else ()
+
     def close(self, wait_for: Any, queue: cl.CommandQueue | None) -> cl.Event:
         """Enqueue the unmap after the map (unless that failed) and after commands that use its memory."""
-        own_queue = self.map_event.command_queue if queue is None else None
-        if own_queue is not None:
-            queue = own_queue  # the caller may have closed the one it mapped with
-        waits: list[cl.Event] | None
-        waits = [one for one in (self.map_event, *self.entry.pending) if one.command_execution_status >= 0]
-        if wait_for is not None or own_queue is None or self.entry.pending:
-            waits = _waitlist.prepare(queue, [wait_for, waits])
+        map_event, pending = self.map_event, self.entry.pending
+        waits = [map_event] if map_event.command_execution_status >= 0 else None
+        if queue is None:
+            queue = map_event.command_queue  # the caller may have closed the one it mapped with
+        elif wait_for is None:
+            wait_for = ()
+        if wait_for is not None or pending:
+            own = [one for one in pending if one.command_execution_status >= 0]
+            waits = _waitlist.prepare(queue, [wait_for, waits, own])
         self.unmap_event = submit(
-            "unmap", queue, (self.use,), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
+            "unmap", queue, self.uses(), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
             self.memory_map, queue, waits, mapping=self.entry.number, check=False,
         )  # fmt: skip
         self.memory_map = None
@@ -109,23 +132,22 @@ class OpenMap:
 
 def abandoned(open_: OpenMap) -> None:
     """Unmap for a mapping that nobody ended; then say so."""
+    outcome = "it is unmapped now"
     try:
         open_.close(None, None)
     except Exception as error:
         open_.give_up(error)
+        outcome = "its unmap failed"
     open_.empty_array()
     _ledger.lose(open_.entry)
-    report_at(
-        open_.entry.site, f"the {open_.text} was collected while open; it is unmapped now, use 'with'", LeakWarning
-    )
+    report_at(open_.entry.site, f"the {open_.text} was collected while open; {outcome}, use 'with'", LeakWarning)
 
 
 @functools.cache
-def decode(flags: MapFlags) -> tuple[bool, bool, bool]:
-    """Return whether a map reads, writes, discards."""
-    reads, writes, discards = (
-        bool(flags & one) for one in (MapFlags.READ, MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION)
-    )
+def decode(flags: MapFlags, mem_flags: MemFlags) -> tuple[bool, bool]:
+    """Return whether a map of an object reads (its old content can be seen) and writes; refuse what cannot be."""
     if flags not in (MapFlags.READ, MapFlags.WRITE, MapFlags.READ | MapFlags.WRITE, MapFlags.WRITE_INVALIDATE_REGION):
         raise ValueError(f"{flags}: give READ, WRITE, READ|WRITE, or WRITE_INVALIDATE_REGION alone")
-    return reads, writes or discards, discards
+    writes = flags is not MapFlags.READ
+    check_host_access(mem_flags, "a map for it", reads=bool(flags & MapFlags.READ), writes=writes)
+    return flags is not MapFlags.WRITE_INVALIDATE_REGION, writes

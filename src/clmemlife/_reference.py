@@ -13,14 +13,10 @@ import pyopencl as cl
 
 from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
 from ._meminfo import Facts, MemInfo, measure, query
-from ._site import caller_site, describe, report_at, unraisable, warn_at
-from .exceptions import (
-    CallError,
-    CleanupWarning,
-    ForkedProcessError,
-    LeakWarning,
-    ReleasedError,
-)
+from ._owning import collected, take
+from ._owning import give_back as _release
+from ._site import caller_site, describe, unraisable, warn_at
+from .exceptions import CleanupWarning, ForkedProcessError, ReleasedError
 from .flags import MemFlags
 
 Self = TypeVar("Self", bound="Reference")
@@ -35,7 +31,7 @@ class Reference:
     """
 
     __slots__ = (
-        "__weakref__", "_context", "_entry", "_finalizer", "_flags", "_gone", "_int_ptr", "_lock", "_misaligned",
+        "__weakref__", "_context", "_entry", "_finalizer", "_flags", "_gone", "_lock", "_misaligned",
         "_parent", "_type",
     )  # fmt: skip
 
@@ -44,7 +40,6 @@ class Reference:
     _finalizer: weakref.finalize[Any, Any]
     _flags: MemFlags
     _gone: tuple[str, str] | None
-    _int_ptr: int | None
     _lock: Any
     _misaligned: frozenset[int]
     _parent: Reference | None
@@ -72,10 +67,11 @@ class Reference:
         The handle answers afterwards as a released one does.
         """
         with self._lock:
-            if self._int_ptr is None:
+            if self._entry.held is None:
                 raise self._gone_error()
-            mem = _opencl.wrap_mem_object(self._int_ptr, True)
+            mem = _opencl.wrap_mem_object(self._entry.held, True)
             int_ptr = self._disarm("detached")
+            self._entry.how = "detached"
         _ledger.remove(self._entry)
         problem = _release(int_ptr, self._entry) if int_ptr is not None else None
         if problem:
@@ -83,7 +79,7 @@ class Reference:
         return mem
 
     def __enter__(self: Self) -> Self:
-        if self._int_ptr is None:
+        if self._entry.held is None:
             raise self._gone_error()
         return self
 
@@ -137,7 +133,7 @@ class Reference:
     @property
     def int_ptr(self) -> int:
         """Address of the ``cl_mem``."""
-        int_ptr = self._int_ptr
+        int_ptr = self._entry.held
         if int_ptr is None:
             raise self._gone_error()
         return int_ptr
@@ -178,7 +174,7 @@ class Reference:
     @property
     def released(self) -> bool:
         """Whether the reference was given back (or away)."""
-        return self._int_ptr is None
+        return self._entry.held is None
 
     @property
     def parent(self) -> Reference | None:
@@ -193,7 +189,8 @@ class Reference:
 
     def __repr__(self) -> str:
         entry = self._entry
-        state = f", {self._gone[0]} at {self._gone[1]}" if self._gone else f", {entry.how}"
+        how = entry.how if entry.held else "collected"
+        state = f", {self._gone[0]} at {self._gone[1]}" if self._gone else f", {how}"
         return f"<MemHandle {self._text()}{state}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -213,14 +210,16 @@ class Reference:
     def _share(self) -> Any:
         """Return a PyOpenCL object with a reference of its own, so that no release can pull it away."""
         with self._lock:
-            if self._int_ptr is None:
+            int_ptr = self._entry.held
+            if int_ptr is None:
                 raise self._gone_error()
-            return _opencl.wrap_mem_object(self._int_ptr, True)
+            return _opencl.wrap_mem_object(int_ptr, True)
 
     def _alive(self) -> _ledger.Entry:
-        if self._int_ptr is None:
+        entry = self._entry
+        if entry.held is None:
             raise self._gone_error()
-        return self._entry
+        return entry
 
     def _text(self) -> str:
         entry = self._entry
@@ -229,14 +228,16 @@ class Reference:
     def _disarm(self, how: str) -> int | None:
         """Mark as gone; return the address to the one caller who then has the reference."""
         with self._lock:
-            int_ptr, self._int_ptr = self._int_ptr, None
+            entry = self._entry
+            int_ptr, entry.held = entry.held, None
             if int_ptr is not None:
                 self._gone = (how, caller_site())
                 self._finalizer.detach()
             return int_ptr
 
     def _gone_error(self) -> ReleasedError | ForkedProcessError:
-        assert self._gone is not None
+        if self._gone is None:
+            return ReleasedError(f"{self._text()} was collected together with what refers to it; it is released")
         how, site = self._gone
         if how == "inherited by fork":
             return ForkedProcessError(
@@ -260,7 +261,6 @@ class Reference:
         self._type, self._context, self._flags = facts.type, facts.context, facts.flags
         self._lock = RLock()
         self._gone = None
-        self._int_ptr = None
         self._parent = parent
         self._misaligned = facts.misaligned
         root = facts.root or _ledger.Root(int_ptr, facts.size, label, site)
@@ -272,33 +272,12 @@ class Reference:
                 entry.watches = same.watches
         if host is not None:
             entry.watches += host.lease(int_ptr, label, facts.size, site)
-        self._finalizer = weakref.finalize(self, _collected, int_ptr, entry)
+        self._finalizer = weakref.finalize(self, collected, entry)
         self._finalizer.atexit = False
         try:
-            _opencl.retain_mem_object(int_ptr)
+            take(entry)
         except BaseException:
             self._finalizer.detach()
             raise
-        self._int_ptr = int_ptr
         _ledger.add(entry)
         return self
-
-
-def _release(int_ptr: int, entry: _ledger.Entry) -> str | None:
-    """Give one reference back; return what went wrong as text."""
-    try:
-        _opencl.release_mem_object(int_ptr)
-    except CallError as error:
-        return f"{error} for {describe(entry.label, entry.size, entry.site, entry.kind)}"
-    return None
-
-
-def _collected(int_ptr: int, entry: _ledger.Entry) -> None:
-    """Release for a handle that nobody released; then say so."""
-    _ledger.remove(entry)
-    _ledger.lose(entry)
-    problem = _release(int_ptr, entry)
-    text = describe(entry.label, entry.size, entry.site, entry.kind)
-    report_at(entry.site, f"{text} was collected without release(); it is released now, use 'with'", LeakWarning)
-    if problem:
-        report_at(entry.site, problem, CleanupWarning)

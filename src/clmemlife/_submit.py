@@ -7,11 +7,12 @@ record if somebody listens, call the driver, hold what it uses until its event i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyopencl as cl
 
-from . import _inflight, _journal, _opencl, _waitlist
+from . import _inflight, _journal, _limits, _opencl, _waitlist
 from ._access import Use, check_maps
 from ._handle import MemHandle
 from ._meminfo import locate
@@ -81,8 +82,19 @@ def describe_queue(queue: cl.CommandQueue) -> tuple[cl.CommandQueue, bool]:
 
 
 def plain_events(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
-    """Return the same events as objects that may be dropped at any time (those of host copies wait then)."""
-    return tuple(_opencl.wrap_event(one.int_ptr, True) if isinstance(one, cl.NannyEvent) else one for one in events)
+    """Return the same events as objects that may be dropped at any time."""
+    return tuple(plain_event(one) for one in events)
+
+
+def plain_event(event: cl.Event) -> cl.Event:
+    """Return the same event as an object that may be dropped at any time.
+
+    The destructor of that of a host copy waits, holding the interpreter: it stays in the in-flight table.
+    """
+    if isinstance(event, cl.NannyEvent):
+        with suppress(cl.Error):  # the command is enqueued: whatever happens, its event must reach the caller
+            return _opencl.wrap_event(event.int_ptr, True)
+    return event
 
 
 def unset_gates(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
@@ -120,7 +132,7 @@ def check_usable(handle: MemHandle, queue: cl.CommandQueue) -> None:
             "through host memory"
         )
     if handle._misaligned and queue.device.int_ptr in handle._misaligned:
-        step = _opencl.context_limits(handle._context).alignments[queue.device.int_ptr]
+        step = _limits.context_limits(handle._context).alignments[queue.device.int_ptr]
         raise AlignmentError(
             f"{handle._text()} starts at byte {handle._entry.offset} of its root, which {queue.device.name.strip()} "
             f"cannot take: it needs a multiple of {step}"

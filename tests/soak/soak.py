@@ -38,7 +38,7 @@ def process_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -49,7 +49,8 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) 
 class Soak:
     """The loop over this library."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float) -> None:
+        self.patience_seconds = patience_seconds
         self.context = cl.Context(cl.get_platforms()[0].get_devices()[:1])
         self.queue = cl.CommandQueue(self.context)
         self.kernel = cl.Kernel(cl.Program(self.context, SOURCE).build(), "scale")
@@ -86,8 +87,8 @@ class Soak:
         """Let all that has been released come to its end, so that figures can be compared."""
         self.queue.finish()
         gc.collect()
-        wait_until(lambda: cml.statistics().leased_bytes == 0, "all leases are back")
-        wait_until(lambda: self.called == self.expected, "all callbacks have run")
+        wait_until(lambda: cml.statistics().leased_bytes == 0, "all leases are back", self.patience_seconds)
+        wait_until(lambda: self.called == self.expected, "all callbacks have run", self.patience_seconds)
 
     def left(self) -> str:
         now = cml.statistics()
@@ -128,8 +129,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1_000_000)
     parser.add_argument("--raw", action="store_true", help="PyOpenCL alone")
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for what ends on other threads")
     options = parser.parse_args()
-    soak = RawSoak() if options.raw else Soak()
+    soak = (RawSoak if options.raw else Soak)(options.patience)
     device = soak.context.devices[0]
     print(f"{device.platform.name}, {device.name.strip()}, pid {os.getpid()}", flush=True)
     first = process_bytes()

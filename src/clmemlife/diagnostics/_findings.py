@@ -167,14 +167,18 @@ def _finding(hazard: str, later: Node, mine: Access, earlier: Node, theirs: Acce
 
 
 def judged(surveys: list[Survey]) -> list[Finding]:
-    """Return what is wrong with the surveyed accesses."""
+    """Return what is wrong with the surveyed accesses of one command."""
     found: list[Finding] = []
+    edges: set[tuple[Node, int]] = set()
     for survey in surveys:
         if survey.unordered or survey.undefined:
             node, access = survey.node, survey.access
             if node.start is not None:  # an unmap: whatever came between was judged against its map
                 continue
             for other, theirs in survey.unordered.items():
+                if (other, access.obj) in edges:
+                    continue
+                edges.add((other, access.obj))
                 mine, use = (node, access), (other, theirs)
                 found.append(_collision(mine, use) if node.number > other.number else _collision(use, mine))
             for migration, theirs in survey.undefined.items():

@@ -293,10 +293,7 @@ class Checker:
     def _endless(self, node: Node, waiter: Party) -> list[Finding]:
         """Return the finding that the host is about to wait for what only the host itself could let go."""
         gated = next(iter(self._order.gates(node).values()), None)
-        if gated is None or any(_may_set_events(thread) for thread in threading.enumerate()):
+        others = {*threading.enumerate()} - {threading.current_thread()} if gated is not None else set()
+        if gated is None or any(not thread.name.startswith("clmemlife-") for thread in others):
             return []
         return [Finding("wait_cycle", waiter, Party.of(gated))]
-
-
-def _may_set_events(thread: threading.Thread) -> bool:
-    return thread is not threading.current_thread() and not thread.name.startswith("clmemlife-")

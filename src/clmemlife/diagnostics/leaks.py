@@ -1,34 +1,16 @@
-"""Who is alive, and how much: readings of the ledger."""
+"""Who is alive, how much, and why: readings of the ledger."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from time import monotonic
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyopencl as cl
 
-from .. import _callbacks, _inflight, _ledger
+from .. import _callbacks, _ledger
+from ._records import LiveRecord, records_of, used_by_commands
 
-__all__ = ["LiveRecord", "Statistics", "live", "statistics"]
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRecord:
-    """One live handle, or one open map (`kind` ``"map"``), at one moment.
-
-    ``how`` says how it came by its reference; ``size`` is bytes, ``age`` seconds; ``maps`` counts the open maps of the
-    object; ``offset`` is bytes within the root.
-    """
-
-    label: str | None
-    size: int
-    site: str
-    kind: str
-    how: str
-    age: float
-    offset: int
-    maps: int
-    parent: str | None
+__all__ = ["LiveRecord", "Report", "Statistics", "live", "report", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +30,44 @@ class Statistics:
     total_count: int
     pending_bytes: int
     leased_bytes: int
+    staging_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is alive now: `statistics` and `records`, each with the reason; ``str`` gives the text."""
+
+    statistics: Statistics
+    records: tuple[LiveRecord, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, fit for JSON."""
+        records = [{**asdict(one), "flags": str(one.flags)} for one in self.records]
+        return {"statistics": asdict(self.statistics), "records": records}
+
+    def __str__(self) -> str:
+        now = self.statistics
+        lines = [
+            f"alive: {now.current_count} handles, {now.current_bytes} bytes (at most {now.peak_count}, "
+            f"{now.peak_bytes} bytes; {now.total_count}, {now.total_bytes} bytes in all)",
+            f"released and still used by queued commands: {now.pending_bytes} bytes; host memory leased: "
+            f"{now.leased_bytes} bytes",
+        ]
+        return "\n".join([*lines, *(str(one) for one in self.records)])
 
 
 def live() -> tuple[LiveRecord, ...]:
     """Return a record for each live handle, oldest first, and for each open map whose handles are gone."""
-    now = monotonic()
     entries = _ledger.entries()
-    records = [
-        LiveRecord(
-            one.label, one.size, one.site, one.kind, one.how, now - one.created, one.offset,
-            sum(not entry.closed for entry in one.root.maps),
-            None if one.int_ptr == one.root.int_ptr else one.root.label,
-        )
-        for one in entries
-    ]  # fmt: skip
     held = {one.root.number for one in entries}
-    records += [
-        LiveRecord(
-            entry.root.label,
-            entry.stop - entry.start,
-            entry.site,
-            "map",
-            "Mapping",
-            0.0,
-            entry.start,
-            1,
-            entry.root.label,
-        )
-        for entry in _ledger.open_maps()
-        if entry.root.number not in held
-    ]
-    return tuple(records)
+    maps = [one for one in _ledger.open_maps() if one.root.number not in held]
+    return records_of([*entries, *maps])
+
+
+def report() -> Report:
+    """Return what is alive now, handles and open maps, and why."""
+    things: list[_ledger.Entry | _ledger.MapEntry] = [*_ledger.entries(), *_ledger.open_maps()]
+    return Report(statistics(), records_of(things, why=True))
 
 
 def statistics() -> Statistics:
@@ -86,15 +75,44 @@ def statistics() -> Statistics:
     _callbacks.poll()
     _ledger.open_maps()  # removals that were queued are done by whoever comes next
     pending = {}
-    for _, used, _ in _inflight.entries():
-        for mem in used if isinstance(used, (list, tuple)) else (used,):
-            if isinstance(mem, cl.MemoryObjectHolder):
-                root = mem.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT) or mem
-                if _ledger.find_root(root.int_ptr) is None:
-                    pending[root.int_ptr] = root.size
+    for mem in used_by_commands():
+        root = mem.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT) or mem
+        if _ledger.find_root(root.int_ptr) is None:
+            pending[root.int_ptr] = root.size
     counters = _ledger.counters
     return Statistics(
-        counters.current_bytes, counters.peak_bytes, counters.total_bytes,
-        counters.current_count, counters.peak_count, counters.total_count,
-        sum(pending.values()), _callbacks.leased_bytes(),
+        counters.current_bytes, max(counters.peak_bytes, _overall.peak_bytes), counters.total_bytes,
+        counters.current_count, max(counters.peak_count, _overall.peak_count), counters.total_count,
+        sum(pending.values()), _callbacks.leased_bytes(), counters.staging_bytes,
     )  # fmt: skip
+
+
+# -- peaks within scopes -----------------------------------------------------------------------------------------------
+
+
+class Window:
+    """The peaks of a stretch of time."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = self.peak_count = 0
+
+
+_overall = Window()
+_windows: list[Window] = []
+
+
+def fold_peaks(*, opened: Window | None = None, closed: Window | None = None) -> None:
+    """Bring the peaks of all windows up to date, as one begins or ends: the counters only know the peak since then."""
+    counters = _ledger.counters
+    with _ledger._lock:
+        for window in (_overall, *_windows):
+            window.peak_bytes = max(window.peak_bytes, counters.peak_bytes)
+            window.peak_count = max(window.peak_count, counters.peak_count)
+        if opened is not None:
+            opened.peak_bytes, opened.peak_count = counters.current_bytes, counters.current_count
+            _windows.append(opened)
+        elif closed is not None:
+            _windows.remove(closed)
+        counters.peak_bytes, counters.peak_count = counters.current_bytes, counters.current_count
+        if not _windows:
+            counters.peak_bytes, counters.peak_count = _overall.peak_bytes, _overall.peak_count

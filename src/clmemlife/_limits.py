@@ -1,0 +1,44 @@
+"""What the devices of a context allow."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import pyopencl as cl
+
+
+class ContextLimits:
+    """What the devices of one context allow, asked once for each context.
+
+    Attributes
+    ----------
+    alignments : dict of int to int
+        Base address alignment in bytes (``CL_DEVICE_MEM_BASE_ADDR_ALIGN``), by the ``int_ptr`` of the device.
+    max_mem_alloc_size : int
+        Largest allocation in bytes that any device of the context takes.
+    largest_device : str
+        Name of the device with that limit.
+    """
+
+    __slots__ = ("alignments", "largest_device", "max_mem_alloc_size")
+
+    def __init__(self, context: cl.Context) -> None:
+        devices = context.devices
+        self.alignments = {device.int_ptr: device.mem_base_addr_align // 8 for device in devices}
+        largest = max(devices, key=lambda device: device.max_mem_alloc_size)
+        self.max_mem_alloc_size = largest.max_mem_alloc_size
+        self.largest_device = largest.name.strip()
+
+
+_limits: WeakKeyDictionary[cl.Context, ContextLimits] = WeakKeyDictionary()
+
+
+def context_limits(context: cl.Context) -> ContextLimits:
+    """Return the limits of `context`."""
+    limits: ContextLimits | None = getattr(context, "_clmemlife_limits", None)
+    if limits is None:  # another Python object for the same context may have them
+        limits = _limits.get(context)
+        if limits is None:
+            limits = _limits[context] = ContextLimits(context)
+        context._clmemlife_limits = limits
+    return limits

@@ -1,0 +1,61 @@
+"""What a stream takes as its chunks: arrays, files, functions that fill memory."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ._handle import MemHandle
+from ._staging import Block
+
+Array = np.ndarray[Any, Any]
+
+
+def pieces(chunks: Any, chunk_bytes: int | None) -> Iterator[Any]:
+    """Return the chunks of whatever `stream_chunks` takes."""
+    whole = isinstance(chunks, np.ndarray)
+    if isinstance(chunks, (str, bytes, bytearray, memoryview, MemHandle)):
+        raise TypeError(f"chunks must be an iterable of arrays or functions, an array or a file, not {chunks!r:.40}")
+    if not whole and not hasattr(chunks, "readinto"):
+        return iter(chunks)
+    if chunk_bytes is None:
+        raise ValueError("an array or a file is cut into chunks: give chunk_bytes=...")
+    if not whole:
+        return itertools.repeat(chunks.readinto)
+    if not chunks.flags.c_contiguous or chunk_bytes < chunks.itemsize:
+        raise ValueError(f"chunks must be contiguous, chunk_bytes at least the {chunks.itemsize} bytes of an element")
+    flat, step = chunks.reshape(-1), chunk_bytes // chunks.itemsize
+    return (flat[start : start + step] for start in range(0, flat.size, step))
+
+
+def as_array(chunk: Any) -> Array:
+    """Return a chunk as an array; raise ``TypeError`` for what is none."""
+    if not isinstance(chunk, (np.ndarray, np.generic)):
+        try:
+            return np.frombuffer(memoryview(chunk).cast("B"), np.uint8)
+        except TypeError:
+            what = type(chunk).__name__
+            raise TypeError(f"a chunk must be an array or a function that fills one, not {what}") from None
+    array = np.asarray(chunk)
+    if array.dtype.hasobject:
+        raise TypeError("a chunk of Python objects means nothing to a device")
+    return array
+
+
+def fill(block: Block, array: Array | None, chunk: Any, room: int | None) -> int:
+    """Bring a chunk into pinned memory; return how many bytes it has."""
+    assert room is not None
+    if array is None:
+        got = chunk(block.array[:room])
+        nbytes = room if got is None else operator.index(got)
+    else:
+        nbytes = array.nbytes
+    if not 0 <= nbytes <= room:
+        raise ValueError(f"a chunk of {nbytes} bytes, where chunk_bytes is {room}")
+    if array is not None:
+        block.array[:nbytes].view(array.dtype).reshape(array.shape)[...] = array
+    return nbytes

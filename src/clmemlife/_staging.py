@@ -1,0 +1,229 @@
+"""Pinned host memory: lent to transfers, and lent again once nothing uses it any more.
+
+A block is a mapped ``ALLOC_HOST_PTR`` buffer that is used as host memory only. It is handed out when the commands
+that used it last are seen complete and no array over it lives elsewhere. That adds no dependency between operations:
+to the hazard checker a block that is handed out again is a new object. Memory that somebody still looks at is never
+unmapped: it goes with the last array over it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from . import _inflight, _journal, _ledger, _limits, _opencl
+from ._access import Use
+from ._meminfo import allocate
+from ._submit import submit
+from .flags import MapFlags, MemFlags
+
+__all__ = ["Staging", "staging"]
+
+LABEL = "clmemlife staging"
+IDLE_BYTES = 256 << 20
+"""How much pinned memory a context keeps for later by default."""
+
+_IDLE_BLOCKS = 64
+_POOLS = 8
+_SMALLEST = 1 << 16
+_PINNED = (MemFlags.READ_WRITE | MemFlags.ALLOC_HOST_PTR).value
+_MAPPED = (MapFlags.READ | MapFlags.WRITE).value
+
+
+class Block:
+    """Pinned memory in one user's hands.
+
+    Attributes
+    ----------
+    array : ndarray of uint8
+        All of it, `nbytes` at `address`. Arrays that are derived from it stay valid for as long as they are held.
+    root : Root
+        What the transfers through it are told of; a new one each time that it is handed out.
+    events : tuple of Event
+        Of the commands that used it last, once it was given back.
+    """
+
+    __slots__ = ("_int_ptr", "_references", "address", "array", "events", "nbytes", "root")
+
+    def __init__(self, context: cl.Context, queue: cl.CommandQueue, nbytes: int) -> None:
+        limits = _limits.context_limits(context)
+        buffer = allocate(_opencl.create_buffer, (context, _PINNED, nbytes), nbytes, limits)
+        self._int_ptr = buffer.int_ptr
+        self.array, event = _opencl.enqueue_map_buffer(
+            queue, buffer, _MAPPED, 0, (nbytes,), np.dtype(np.uint8), "C", None, None, True
+        )
+        event.wait()
+        self.nbytes = nbytes
+        self.address: int = self.array.__array_interface__["data"][0]
+        _ledger.count_staging(nbytes)
+        number = next(_numbers)
+        weakref.finalize(self.array, _gone, number, nbytes).atexit = False
+        _living[number] = weakref.ref(self.array)
+        self.events: tuple[cl.Event, ...] = ()
+        self._references = sys.getrefcount(self.array)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin a new use."""
+        self.events = ()
+        self.root = _ledger.Root(self._int_ptr, self.nbytes, LABEL, "the library")
+
+    def shared(self) -> bool:
+        """Say whether anybody else holds an array over the memory."""
+        return sys.getrefcount(self.array) > self._references
+
+    def status(self) -> int:
+        """Return 1 while commands use the memory, 0 when they are complete, -1 where one has failed."""
+        found = [event.command_execution_status for event in self.events]
+        return 1 if any(one > 0 for one in found) else -1 if any(one < 0 for one in found) else 0
+
+
+class Staging:
+    """The pinned memory of one context, as `staging` returns it; `with` lets go of what is idle when it is left.
+
+    Attributes
+    ----------
+    idle_bytes_limit : int
+        How much is kept for later; set it as you like. What is lent out comes on top.
+    """
+
+    def __init__(self, context: cl.Context) -> None:
+        self.idle_bytes_limit = IDLE_BYTES
+        self._context = context
+        self._queue = cl.CommandQueue(context, context.devices[0])  # only maps here: it never waits for anybody's work
+        self._lock = threading.Lock()
+        self._idle: deque[Block] = deque()
+        self._kept = 0  # bytes of the idle ones
+        self._returned: deque[Block] = deque()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that are kept for later now."""
+        with self._lock:
+            self._take_in()
+            return self._kept
+
+    def trim(self, nbytes: int = 0) -> None:
+        """Let go of idle memory until at most `nbytes` are kept. Never blocks, any thread."""
+        with self._lock:
+            self._take_in(nbytes)
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.trim()
+
+    def _lend(self, nbytes: int) -> Block:
+        """Return a block of at least `nbytes` that no command uses and nobody looks at."""
+        size = size_class(nbytes)
+        with self._lock:
+            self._take_in()
+            for block in [one for one in self._idle if one.nbytes == size]:
+                status = block.status()
+                if status > 0 or (status == 0 and block.shared()):
+                    continue
+                self._idle.remove(block)
+                self._kept -= size
+                if status == 0:
+                    block.renew()
+                    return block
+        _inflight.sweep()
+        return Block(self._context, self._queue, size)
+
+    def _give_back(self, block: Block, events: Sequence[cl.Event] = ()) -> None:
+        """Take a block back that `events` may still use; never waits, also from a finalizer."""
+        block.events = tuple(events)
+        if _journal.listeners:
+            _journal.host(_journal.Released(block.root.number))
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+
+    def _take_in(self, limit: int | None = None) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._idle.append(block)
+            self._kept += block.nbytes
+        limit = self.idle_bytes_limit if limit is None else limit
+        if self._kept <= limit and len(self._idle) <= _IDLE_BLOCKS:
+            return
+        while self._idle and (self._kept > limit or len(self._idle) > _IDLE_BLOCKS):
+            self._kept -= self._idle.popleft().nbytes  # what commands still use, the in-flight table holds
+        _opencl.flush(self._queue)
+
+
+_living: dict[int, weakref.ref[Any]] = {}
+_numbers = itertools.count()
+_pools: dict[int, Staging] = {}
+_lock = threading.Lock()
+
+
+def staging(context: cl.Context) -> Staging:
+    """Return the pinned memory that this library's transfers in `context` go through.
+
+    It is made at the first use, reused by size, bounded, and released at exit; ``with clmemlife.staging(context):``
+    releases what is idle earlier. `Statistics.staging_bytes` tells how much there is. Any thread.
+    """
+    with _lock:
+        pool = _pools.pop(context.int_ptr, None) or Staging(context)
+        _pools[context.int_ptr] = pool  # the latest is last
+        while len(_pools) > _POOLS:
+            _pools.pop(next(iter(_pools))).trim()
+    return pool
+
+
+def close() -> None:
+    """Let go of everything that is idle, at exit."""
+    while _pools:
+        _pools.popitem()[1].trim()
+
+
+def after_fork_in_child() -> None:
+    """Forget what is the parent's, without a word to the driver."""
+    global _lock
+    _lock = threading.Lock()
+    _opencl.immortalise((dict(_pools), [array() for array in _living.values()]))
+    _pools.clear()
+
+
+def _gone(number: int, nbytes: int) -> None:
+    _living.pop(number, None)
+    _ledger.count_staging(-nbytes)
+
+
+def size_class(nbytes: int) -> int:
+    """Return the size of the block for `nbytes`, 64 KiB or at most a quarter more, so that few sizes serve all."""
+    if nbytes <= _SMALLEST:
+        return _SMALLEST
+    step = 1 << ((nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+def transfer(
+    queue: cl.CommandQueue, mem: Any, use: Use, block: Block, nbytes: int, offset: int,
+    waits: list[cl.Event] | None, *, to_device: bool,
+) -> cl.Event:  # fmt: skip
+    """Enqueue the copy of `nbytes` between the begin of `block` and byte `offset` of the buffer `mem`.
+
+    `use` is that of the device's side; `waits` is a checked wait-list.
+    """
+    part = Use(block.root, 0, nbytes, reads=to_device, writes=not to_device)
+    call = _opencl.enqueue_write_buffer if to_device else _opencl.enqueue_read_buffer
+    event: cl.Event = submit(
+        "enqueue_copy", queue, (use, part), waits, (mem, block), call,
+        queue, mem, offset, nbytes, block.address, waits,
+    )  # fmt: skip
+    return event

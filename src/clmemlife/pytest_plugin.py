@@ -1,0 +1,289 @@
+"""Fixtures for tests that use OpenCL, and checks that fail a test which leaks memory objects or misses an event.
+
+PyOpenCL and NumPy are loaded when a fixture or an option needs them, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ._plugin_run import MODES, Run, Test, write_summary
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from ._handle import MemHandle
+    from ._plugin_leaks import LeakChecker
+    from .diagnostics.checking import check_hazards
+
+_run = pytest.StashKey[Run]()
+_test = pytest.StashKey[Test]()
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, and an ini name for each that belongs into a project's configuration."""
+    group = parser.getgroup("clmemlife", "OpenCL memory objects (clmemlife)")
+    group.addoption(
+        "--cl-device", action="append", metavar="TEXT",
+        help="test on devices whose id, name or platform contains TEXT (repeatable; 'all'); default: the first device",
+    )  # fmt: skip
+    group.addoption("--cl-leak-check", choices=MODES, help="memory objects and maps that a test leaves behind")
+    group.addoption("--cl-leak-raw", action="store_true", help="the leak check also sees buffers of raw PyOpenCL code")
+    group.addoption("--cl-hazard-check", choices=MODES, help="uses of the same bytes that no event orders")
+    group.addoption("--cl-require-device", action="store_true", help="a missing device is an error, not a skip")
+    group.addoption("--cl-report", action="store_true", help="memory of each test in the summary")
+    parser.addini("cl_device", "as --cl-device", type="linelist", default=[])
+    parser.addini("cl_leak_check", "as --cl-leak-check", default="off")
+    parser.addini("cl_leak_raw", "as --cl-leak-raw", type="bool", default=False)
+    parser.addini("cl_hazard_check", "as --cl-hazard-check", default="off")
+    parser.addini("cl_require_device", "as --cl-require-device", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the options, and give PoCL a kernel cache that only this run uses."""
+    config.addinivalue_line("markers", "cl_leaks(allow=N, reason=...): this test may leave N memory objects or maps")
+    config.addinivalue_line("markers", "cl_hazards(mode): 'off', 'warn' or 'error' for this test")
+
+    def value(name: str) -> Any:
+        return config.getoption(name) or config.getini(name)
+
+    for name in ("cl_leak_check", "cl_hazard_check"):
+        if value(name) not in MODES:
+            raise pytest.UsageError(f"{name} must be one of {', '.join(MODES)}, not {value(name)!r}")
+    config.stash[_run] = Run(
+        value("cl_leak_check"), value("cl_hazard_check"), value("cl_leak_raw"), value("cl_require_device"),
+        config.getoption("cl_report"), value("cl_device"),
+    )  # fmt: skip
+    if "POCL_CACHE_DIR" not in os.environ:
+        folder = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="clmemlife-pocl-")
+
+        def remove() -> None:
+            os.environ.pop("POCL_CACHE_DIR", None)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        config.add_cleanup(remove)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop to listen."""
+    if _run in config.stash:
+        config.stash[_run].close()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what the tests run on, where an option says that OpenCL is used."""
+    run = config.stash[_run]
+    return run.header() if run.asked else None
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """Say it now, where only the fixtures of the collected tests told."""
+    run = config.stash[_run]
+    return run.header() if run.devices is not None and not run.said else None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """List the memory of the tests."""
+    if config.stash[_run].report:
+        write_summary(terminalreporter)
+
+
+# -- a test ------------------------------------------------------------------------------------------------------------
+
+
+def _mode(item: pytest.Item, mode: str, fixture: str, marker: str) -> str:
+    if mode == "off" and fixture in getattr(item, "fixturenames", ()):
+        mode = "error"
+    given = item.get_closest_marker(marker)
+    if given is not None:
+        mode = given.kwargs.get("mode", given.args[0] if given.args else "off")
+        if mode not in MODES:
+            raise pytest.UsageError(f"{marker}({mode!r}): give one of {', '.join(MODES)}")
+    return mode
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Begin to follow what the test makes, before its fixtures run."""
+    run = item.config.stash[_run]
+    leaks = "error" if run.leaks == "off" and "cl_leak_check" in getattr(item, "fixturenames", ()) else run.leaks
+    marker = item.get_closest_marker("cl_leaks")
+    allowed = marker.kwargs.get("allow", marker.args[0] if marker.args else 1) if marker else 0
+    test = item.stash[_test] = Test(leaks, _mode(item, run.hazards, "cl_hazard_check", "cl_hazards"), allowed)
+    test.begin(run)
+    with _noting(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Note that the test raised: its traceback keeps its local names alive, so that it cannot be judged."""
+    with _noting(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Judge when all fixtures of the test have ended."""
+    try:
+        with _noting(item):
+            result = yield
+    except BaseException:
+        _end(item)
+        raise
+    text = _end(item)
+    if text:
+        pytest.fail(text, pytrace=False)
+    return result
+
+
+class _noting:  # noqa: N801
+    """Note where an exception passes."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and _test in self._item.stash:
+            self._item.stash[_test].failed = True
+
+
+def _end(item: pytest.Item) -> str:
+    test = item.stash.get(_test, None)
+    return "" if test is None else test.end(item.config.stash[_run], item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Hand the figures of a test on; an attribute of the report also comes back from the workers of pytest-xdist."""
+    report = yield
+    test = item.stash.get(_test, None)
+    if call.when == "teardown" and test is not None and test.figures is not None:
+        report.cl_figures = list(test.figures)  # type: ignore[attr-defined]
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Count what a fixture of a wide scope makes to the fixture, not to the test that came first."""
+    checker = request.config.stash[_run].checker
+    if checker is None or fixturedef.scope == "function":
+        return (yield)
+    with checker.fixture(id(fixturedef), fixturedef.argname):
+        return (yield)
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Have what it made judged."""
+    checker = request.config.stash[_run].checker
+    if checker is not None:
+        checker.fixture_finished(id(fixturedef))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that use a device once for each chosen device."""
+    if "cl_device" in metafunc.fixturenames:
+        ids = [one.id for one in metafunc.config.stash[_run].find().devices]
+        if ids:
+            metafunc.parametrize("cl_device", ids, ids=ids, indirect=True, scope="session")
+
+
+# -- fixtures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cl_device(request: pytest.FixtureRequest) -> cl.Device:
+    """One of the chosen devices; without any, the test is skipped (an error with ``--cl-require-device``)."""
+    run = request.config.stash[_run]
+    devices = {one.id: one.device for one in run.find().devices}
+    if devices:
+        return devices[getattr(request, "param", next(iter(devices)))]
+    if run.require:
+        pytest.fail(run.problem(), pytrace=False)
+    pytest.skip(run.problem())
+
+
+@pytest.fixture(scope="session")
+def cl_context(cl_device: cl.Device) -> cl.Context:
+    """Return a context of the device."""
+    import pyopencl as cl
+
+    return cl.Context([cl_device])
+
+
+@pytest.fixture
+def cl_queue(cl_context: cl.Context, cl_device: cl.Device) -> Iterator[cl.CommandQueue]:
+    """Yield an in-order queue, with profiling where the device has it."""
+    yield from _queues((cl_context, cl_device, False), single=True)
+
+
+@pytest.fixture
+def cl_out_of_order_queue(cl_context: cl.Context, cl_device: cl.Device) -> Iterator[cl.CommandQueue]:
+    """Yield an out-of-order queue; the test is skipped where the device has none."""
+    yield from _queues((cl_context, cl_device, True), single=True)
+
+
+@pytest.fixture
+def cl_two_queues(cl_device: cl.Device) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
+    """Yield two queues of one context (``queue.context``), of two devices where that is possible."""
+    import pyopencl as cl
+
+    from ._plugin_queues import pair_of
+
+    devices = pair_of(cl_device)
+    context = cl.Context(devices if devices[0] != devices[1] else devices[:1])
+    yield from _queues(*((context, one, False) for one in devices))
+
+
+def _queues(*wanted: tuple[cl.Context, cl.Device, bool], single: bool = False) -> Iterator[Any]:
+    from ._plugin_queues import finish, make_queue
+
+    made = tuple(make_queue(context, device, out_of_order=loose) for context, device, loose in wanted)
+    if None in made:
+        pytest.skip(f"{wanted[0][1].name.strip()} has no out-of-order queues")
+    yield made[0] if single else made
+    problem = finish(*made)
+    if problem:
+        pytest.fail(problem, pytrace=False)
+
+
+@pytest.fixture
+def cl_buffer_factory(cl_context: cl.Context) -> Iterator[Callable[..., MemHandle]]:
+    """Yield a function that takes what `MemHandle.create_buffer` takes after the context; it releases what it made."""
+    from . import MemHandle
+
+    with ExitStack() as stack:
+
+        def make(*args: Any, context: cl.Context = cl_context, **kwargs: Any) -> MemHandle:
+            return stack.enter_context(MemHandle.create_buffer(context, *args, **kwargs))
+
+        yield make
+
+
+@pytest.fixture
+def cl_leak_check(request: pytest.FixtureRequest) -> LeakChecker:
+    """Return the leak checker, and fail the test if it leaks; ``leaks()`` tells what is alive now."""
+    return request.config.stash[_run].check_leaks()
+
+
+@pytest.fixture
+def cl_hazard_check(request: pytest.FixtureRequest) -> check_hazards | None:
+    """Return the hazard checker of this test, whose `findings` may be read; it raises at the command at fault."""
+    return request.node.stash[_test].check_hazards()  # type: ignore[no-any-return]
