@@ -698,6 +698,21 @@ def staged_migration_of_an_image(world):
         yield lambda: Migration(world.queue, image, via="staged", source_queue=world.queue2)
 
 
+@operation("stream_chunks", several=True)
+def stream_of_chunks(world):
+    chunks = [np.full(SIZE, number, np.uint8) for number in range(3)]
+
+    def launch(slot, wait_for):
+        return cml.enqueue_copy(world.queue, slot.output, slot.input, wait_for=wait_for)
+
+    def act():
+        with cml.stream_chunks(chunks, launch, queues=[world.queue, world.queue], depth=2) as results:
+            assert [int(one[0]) for one in results] == [0, 1, 2]
+
+    with cml.staging(world.context):
+        yield act
+
+
 # -- the sweep
 
 
@@ -759,7 +774,7 @@ def finish(result: Any) -> None:
 def names_release(text: str, status: int) -> None:
     assert "clReleaseMemObject" in text
     assert f"{STATUS.to_string(status)} ({status})" in text
-    assert "'subject" in text or "'staged migration'" in text
+    assert any(label in text for label in ("'subject", "'staged migration'", "'stream input'", "'stream output'"))
 
 
 def names_unmap(text: str, status: int) -> None:
@@ -898,7 +913,8 @@ PASSIVE = {
 
 
 def test_every_public_operation_is_swept():
-    operations = {name for name in cml.__all__ if name.startswith("enqueue_")} | {"Mapping", "Migration", "wait_list"}
+    operations = {name for name in cml.__all__ if name.startswith("enqueue_")}
+    operations |= {"Mapping", "Migration", "stream_chunks", "wait_list"}
     for name, passive in PASSIVE.items():
         members = {member for member in dir(getattr(cml, name)) if not member.startswith("_")}
         operations |= {f"{name}.{member}" for member in members - passive}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -479,3 +480,33 @@ def test_after(cl_context):
     outcome = suite(source, "--cl-leak-check=error", conftest=conftest)
     assert set(outcome.errors) == {"test_hangs"}, outcome.output
     assert "user event that nobody sets" in outcome.errors["test_hangs"]
+
+
+# -- the example of a project that uses it -----------------------------------------------------------------------------
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "downstream_project"
+
+
+def run_example(folder: Path, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        capture_output=True, text=True, timeout=240, check=False, cwd=folder,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_the_example_project_passes_and_fails_when_a_release_is_deleted(tmp_path):
+    folder = tmp_path / "project"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    output = run_example(folder)
+    assert re.search(r"= \d+ passed in", output), output
+    source = (folder / "heat.py").read_text()
+    assert source.count("        self._next.release()\n") == 1
+    (folder / "heat.py").write_text(source.replace("        self._next.release()\n", ""))
+    output = run_example(folder, "-k", "out_of_order")
+    assert "1 OpenCL leak at heat.py:" in output, output
+
+
+def test_the_example_project_uses_published_names_only():
+    for path in [*EXAMPLE.glob("*.py"), *EXAMPLE.glob("tests/*.py")]:
+        assert "clmemlife._" not in path.read_text()

@@ -55,10 +55,10 @@ class Use:
 
     def record(self) -> _journal.Access:
         """Return the access as a frozen record for the journal."""
+        root = self.root
         return _journal.Access(
-            obj=self.root.number, start=self.start, stop=self.stop, box=self.box, pitches=self.pitches,
-            reads=self.reads, writes=self.writes, assumed=self.assumed, label=self.label,
-            size=self.root.size, site=self.root.site,
+            root.number, self.start, self.stop, self.reads, self.writes, self.box, self.pitches, self.assumed,
+            self.label, root.size, root.site,
         )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from ._copy import _linear, enqueue_copy
 from ._handle import MemHandle
 from ._images import image_region
 from ._meminfo import check_host_access
-from ._meminfo import check_host_access
 from ._site import caller_site
 from ._staging import staging, transfer
 from ._submit import check_queue, marker, submit, target, whole

@@ -19,6 +19,7 @@ from ._meminfo import locate
 from ._site import caller_site
 from .exceptions import AlignmentError, ContextMismatchError
 
+_Events = tuple[cl.Event, ...]
 _OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
@@ -58,11 +59,10 @@ def submit(
             _inflight.hold(result[1] if type(result) is tuple else result, held, waits)
         return result
     key, out_of_order = describe_queue(queue)
-    events = plain_events(waits or ())
+    events, gates, opened = describe_waits(waits) if waits else ((), (), ())
     record = _journal.Command(
-        kind=kind, name=name, queue=key, out_of_order=out_of_order, accesses=tuple(use.record() for use in uses),
-        waits=events, gates=unset_gates(events), site=caller_site(), blocking=blocking, mapping=mapping,
-        undefined=undefined,
+        kind, key, name, out_of_order, tuple([use.record() for use in uses]), events, gates, opened, caller_site(),
+        blocking, mapping, undefined,
     )  # fmt: skip
     _journal.before(record)
     try:
@@ -72,18 +72,20 @@ def submit(
         raise
     event = result[1] if type(result) is tuple else result
     _inflight.hold(event, held, waits)
-    _journal.after(record, *plain_events((event,)))
+    _journal.after(record, plain_event(event))
     return result
 
 
 def describe_queue(queue: cl.CommandQueue) -> tuple[cl.CommandQueue, bool]:
-    """Return a key that stands for this queue and no later one, closed or not, and whether it is out of order."""
-    return cl.CommandQueue.from_int_ptr(queue.int_ptr, True), bool(queue.properties & _OUT_OF_ORDER)
+    """Return a key that stands for this queue and no later one, closed or not, and whether it is out of order.
 
-
-def plain_events(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
-    """Return the same events as objects that may be dropped at any time."""
-    return tuple(plain_event(one) for one in events)
+    Remembered with the queue: drivers flush when a reference to a queue is given back.
+    """
+    known: tuple[cl.CommandQueue, bool] | None = getattr(queue, "_clmemlife_key", None)
+    if known is None:
+        known = cl.CommandQueue.from_int_ptr(queue.int_ptr, True), bool(queue.properties & _OUT_OF_ORDER)
+        queue._clmemlife_key = known
+    return known
 
 
 def plain_event(event: cl.Event) -> cl.Event:
@@ -97,9 +99,12 @@ def plain_event(event: cl.Event) -> cl.Event:
     return event
 
 
-def unset_gates(events: Iterable[cl.Event]) -> tuple[cl.Event, ...]:
-    """Return those that are user events not yet set."""
-    return tuple(one for one in events if one.command_queue is None and one.command_execution_status > 0)
+def describe_waits(events: Iterable[cl.Event]) -> tuple[_Events, _Events, _Events]:
+    """Return a wait-list as events that may be dropped, and of them the user events not yet set, and those set."""
+    events = tuple([plain_event(one) for one in events])
+    users = [one for one in events if one.command_queue is None]
+    unset = tuple([one for one in users if one.command_execution_status > 0])
+    return events, unset, tuple([one for one in users if one not in unset])
 
 
 def marker(queue: cl.CommandQueue, wait_for: Any, kind: str) -> cl.Event:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from heat import Plate
 
 from clmemlife import MemHandle, statistics
-from heat import Plate
 
 
 def hot_border(n):

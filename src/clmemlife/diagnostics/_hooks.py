@@ -16,7 +16,7 @@ import pyopencl as cl
 
 from .. import _journal
 from .._site import caller_site
-from .._submit import describe_queue, plain_events, unset_gates
+from .._submit import describe_queue, describe_waits, plain_event
 
 _lock = threading.Lock()
 _users = 0
@@ -57,7 +57,7 @@ def uninstall() -> None:
 
 def _waits(events: Iterable[cl.Event], queue: cl.CommandQueue | None, call: Callable[[], Any]) -> Any:
     site = caller_site()
-    events = plain_events(events)
+    events = tuple([plain_event(one) for one in events if one.command_queue is not None])
     _journal.host(_journal.HostWait(events, queue, returned=False, site=site))
     result = call()
     _journal.host(_journal.HostWait(events, queue, site=site))
@@ -96,10 +96,10 @@ def _sets(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _enqueues(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def enqueue(queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
-        waits = plain_events(wait_for or ())
         key, out_of_order = describe_queue(queue)
+        waits, gates, opened = describe_waits(wait_for or ())
         record = _journal.Command(
-            kind=kind, queue=key, out_of_order=out_of_order, waits=waits, gates=unset_gates(waits), site=caller_site()
+            kind, key, out_of_order=out_of_order, waits=waits, gates=gates, opened=opened, site=caller_site()
         )
         _journal.before(record)
         try:
