@@ -142,6 +142,7 @@ def test_c32_overlapping_maps_and_equal_pointers(case: Case) -> None:
     case("""
 with Mapping(queue, buffer, MapFlags.WRITE, size=512):
     raises(cml.MapConflictError, lambda: Mapping(queue, buffer, MapFlags.WRITE, offset=256, size=512))
+queue.finish()      # Intel's map count is one too high after a map that was enqueued behind a pending unmap
 one = Mapping(queue, buffer, MapFlags.READ, size=512)
 two = Mapping(queue, buffer, MapFlags.READ, size=64)
 kept = two.array

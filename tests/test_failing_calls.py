@@ -666,7 +666,7 @@ def device_apart(world):
 
 @operation("enqueue_copy_across", "staging")
 def copy_across_in_chunks(world):
-    with world.buffer(8 * SIZE) as dest, world.buffer(8 * SIZE) as src, cml.staging(world.context):
+    with world.buffer(5 * SIZE) as dest, world.buffer(5 * SIZE) as src, cml.staging(world.context):
         yield lambda: cml.enqueue_copy_across(world.queue2, world.queue, dest, src, chunk_bytes=SIZE)
 
 
@@ -878,6 +878,7 @@ def available(name: str, context: cl.Context) -> None:
         pytest.skip("no device with images")
 
 
+@pytest.mark.unordered("a refused unmap leaves the object mapped for ever")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_failing_call_leaves_everything_as_it_was(name, world):
     available(name, world.context)
@@ -885,6 +886,7 @@ def test_a_failing_call_leaves_everything_as_it_was(name, world):
     sweep(name, world, STATUS.INVALID_MEM_OBJECT)
 
 
+@pytest.mark.unordered("a refused copy leaves nothing defined")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_call_that_goes_on_failing_leaves_everything_as_it_was(name, world):
     available(name, world.context)

@@ -754,7 +754,7 @@ def test_what_is_kept_does_not_grow_with_the_number_of_commands(queue: int) -> N
         if queue >= 10:
             program.command("", queue, kind="barrier")
     assert kept(program.checker) < 300
-    assert sum(len(uses.segments) for uses in program.checker._uses.values()) < 200
+    assert sum(len(uses.segments) for uses in program.checker._objects.uses.values()) < 200
 
 
 def test_an_out_of_order_queue_that_is_finished_now_and_then_keeps_little(program: Program) -> None:
@@ -763,7 +763,7 @@ def test_an_out_of_order_queue_that_is_finished_now_and_then_keeps_little(progra
         if number % 10 == 0:
             program.finish(10)
     assert kept(program.checker) < 300
-    assert sum(len(uses.segments) for uses in program.checker._uses.values()) < 7 * 200
+    assert sum(len(uses.segments) for uses in program.checker._objects.uses.values()) < 7 * 200
     assert program.found() == []
 
 

@@ -120,7 +120,7 @@ def test_a_suspended_generator_and_a_closure_are_named(context):
         reasons = " ".join(cml.report().records[0].why)
         suspended.close()
         del call
-    assert "the suspended generator" in reasons
+    assert "hold() (" in reasons  # the generator, or before Python 3.11 its frame
     assert "a variable of a closure" in reasons
 
 

@@ -264,14 +264,14 @@ def test_mode_warn_says_the_same_and_changes_no_outcome(suite):
     "options",
     [
         ("--cl-leak-check=error", "--cl-hazard-check=error", "-W", "error", "--import-mode=importlib"),
-        ("--cl-leak-check=error", "--cl-leak-raw", "--cl-device=all"),
+        ("--cl-leak-check=error", "--cl-leak-raw", "--cl-device=all", "-k", "buffers or share or profiling"),
     ],
     ids=["strict", "raw"],
 )
 def test_a_clean_suite_passes(suite, options):
     outcome = suite(CLEAN, *options)
     assert (outcome.status, outcome.errors) == (0, {}), outcome.output
-    assert len(outcome.names) >= 6
+    assert len(outcome.names) >= 5
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,10 @@ def test_no_queue_is_flushed_for_complete_and_user_events(context, queue, queue2
 def test_each_foreign_queue_is_flushed(context, devices, queue, queue2, gate, flushed):
     third = cl.CommandQueue(context, devices[0])
     with MemHandle.create_buffer(context, 64) as handle:
-        pending = [cml.enqueue_fill(one, handle, np.int32(0), wait_for=gate) for one in (queue2, third)]
+        pending = [
+            cml.enqueue_fill(one, handle, np.int32(0), 32, offset=start, wait_for=gate)
+            for one, start in ((queue2, 0), (third, 32))
+        ]
         migration = Migration(queue, handle, wait_for=pending)
         assert flushed == [queue2, third]
         gate.set_status(COMPLETE)

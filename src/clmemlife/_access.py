@@ -9,7 +9,7 @@ import pyopencl as cl
 
 from . import _journal
 from ._handle import MemHandle
-from ._journal import Box
+from ._journal import Box, Rows, rows_reach
 from ._ledger import MapEntry, Root
 from ._site import describe
 from .exceptions import MapConflictError
@@ -50,7 +50,7 @@ class Use:
         self.assumed = assumed
         self.box = box
         self.pitches = pitches
-        self.rows: tuple[int, int, int, int, int, int] | None = None
+        self.rows: Rows | None = None
         self.label = root.label if label is None else label
 
     def record(self) -> _journal.Access:
@@ -58,7 +58,7 @@ class Use:
         root = self.root
         return _journal.Access(
             root.number, self.start, self.stop, self.reads, self.writes, self.box, self.pitches, self.assumed,
-            self.label, root.size, root.site,
+            self.label, root.size, root.site, root.alias, self.rows,
         )  # fmt: skip
 
 
@@ -142,18 +142,8 @@ def _conflict(entry: MapEntry, use: Use, what: str, site: str) -> MapConflictErr
 def _boxes_overlap(use: Use, entry: MapEntry) -> bool:
     """Say whether two boxes share a point; where they cannot be compared, their bounds have been."""
     if use.rows is not None and entry.box is None:
-        return _rows_reach(use.rows, entry.start, entry.stop)
+        return rows_reach(use.rows, entry.start, entry.stop)
     if use.box is None or entry.box is None or use.pitches != entry.pitches:
         return True
     (origin, region), (origin2, region2) = use.box, entry.box
     return all(a < b + n and b < a + m for a, m, b, n in zip(origin, region, origin2, region2, strict=True))
-
-
-def _rows_reach(rows: tuple[int, int, int, int, int, int], start: int, stop: int) -> bool:
-    """Say whether a row of a rectangle has a byte of ``[start, stop)``."""
-    first, width, row, height, slice_, depth = rows
-    for line in range(first, first + depth * slice_, slice_):
-        lowest = max(0, (start - width - line) // row + 1)
-        if lowest < height and line + lowest * row < stop:
-            return True
-    return False

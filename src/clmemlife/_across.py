@@ -26,8 +26,8 @@ __all__ = ["enqueue_copy_across"]
 _LARGEST_CHUNK = 8 << 20
 _SMALLEST_CHUNK = 512 << 10
 _CHUNKS_IN_FLIGHT = 4
-PAYS_BYTES = 1 << 20
-"""From this size on, ``via="auto"`` stages."""
+PAYS_BYTES = 4 << 20
+"""From this size on, ``via="auto"`` stages: between two H200, 1 MiB goes faster by the driver, 4 MiB do not."""
 
 _BUFFER = cl.mem_object_type.BUFFER
 _NO_HOST_READ = MemFlags.HOST_NO_ACCESS | MemFlags.HOST_WRITE_ONLY

@@ -93,7 +93,7 @@ class Run:
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:  # Python 3.10 shows no notes; whoever looks finds them where later ones keep them
-            error.__notes__ = [note]  # type: ignore[attr-defined]
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
 
     def _begin(self, number: int) -> bool:
         """Take the next chunk and enqueue its commands; return whether there was one."""

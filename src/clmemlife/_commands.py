@@ -108,18 +108,18 @@ def enqueue_kernel(
         event: cl.Event = submit(
             "enqueue_kernel", queue, uses, waits, held, _opencl.enqueue_nd_range_kernel,
             queue, kernel, global_size, local_size, global_offset, waits,
-            name=kernel.function_name if uses or watched else "",
+            name=_kernel_args.name_of(kernel) if uses or watched else "",
         )  # fmt: skip
     return event
 
 
 def _use(kernel: cl.Kernel, index: int, mem: Any, declared: Declared | None) -> Use:
-    use = whole(mem, reads=True, writes=True)
     if declared is not None:
-        use.reads, use.writes = declared.reads, declared.writes
+        use = whole(mem, reads=declared.reads, writes=declared.writes)
         use.start += declared.offset
         use.stop = use.start + declared.size
         return use
+    use = whole(mem, reads=True, writes=True)
     mode = _kernel_args.modes(kernel)[index]
     use.reads, use.writes = mode != _kernel_args.WRITE, mode != _kernel_args.READ
     use.assumed = mode == _kernel_args.ASSUMED

@@ -84,8 +84,9 @@ class MemHandle(Reference):
             flag to use it or a flag without `hostbuf`; contradictory flags; read-only memory for a writable buffer.
         AlignmentError, HostAliasError
             ``USE_HOST_PTR`` memory below element alignment; in use by another object.
-        pyopencl.MemoryError
-            After one garbage collection and one retry; quotes the limit, the device and what is alive.
+        pyopencl.MemoryError, pyopencl.RuntimeError
+            Out of memory, or of resources, after one garbage collection and one retry; quotes the limit, the device and
+            what is alive.
 
         Notes
         -----

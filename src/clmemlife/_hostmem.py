@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from . import _callbacks, _limits
+from . import _callbacks, _ledger, _limits
 from ._site import describe, warn_at
 from .exceptions import AlignmentError, HostAliasError, ZeroCopyWarning
 from .flags import MemFlags
@@ -27,6 +27,7 @@ class _Lease(NamedTuple):
     stop: int
     text: str
     watch: _callbacks.Watch
+    root: _ledger.Root
 
 
 _leases: dict[int, _Lease] = {}
@@ -36,7 +37,7 @@ _numbers = itertools.count()
 class HostMemory:
     """Contiguous host memory behind a ``hostbuf``: ``view`` is a flat array of bytes that keeps it alive."""
 
-    __slots__ = ("_leased", "address", "element_aligned", "nbytes", "view")
+    __slots__ = ("_leased", "_shares", "address", "element_aligned", "nbytes", "view")
 
     def __init__(self, hostbuf: Any) -> None:
         if isinstance(hostbuf, np.ndarray):
@@ -56,6 +57,7 @@ class HostMemory:
         self.nbytes = self.view.nbytes
         self.address: int = self.view.__array_interface__["data"][0]
         self._leased = False
+        self._shares: _Lease | None = None
 
     def check(
         self, context: cl.Context, size: int, label: str | None, site: str, *,
@@ -70,11 +72,13 @@ class HostMemory:
         for number, lease in list(_leases.items()):
             if lease.watch.dead:
                 _leases.pop(number, None)
-            elif not allow_alias and self.address < lease.stop and lease.start < self.address + size:
-                raise HostAliasError(
-                    f"{text} overlaps the host memory of {lease.text}, which is still alive; results would depend on "
-                    "timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
-                )
+            elif self.address < lease.stop and lease.start < self.address + size:
+                if not allow_alias:
+                    raise HostAliasError(
+                        f"{text} overlaps the host memory of {lease.text}, which is still alive; results would depend "
+                        "on timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
+                    )
+                self._shares = self._shares or lease
         needed = max(_limits.context_limits(context).alignments.values())
         if self.address % needed:
             advice = (
@@ -85,13 +89,18 @@ class HostMemory:
                 raise AlignmentError(advice)
             warn_at(site, advice, ZeroCopyWarning)
 
-    def lease(self, int_ptr: int, label: str | None, size: int, site: str) -> list[_callbacks.Watch]:
+    def lease(
+        self, int_ptr: int, label: str | None, size: int, site: str, root: _ledger.Root
+    ) -> list[_callbacks.Watch]:
         """Keep the memory until the driver says that the object at `int_ptr` is gone (``USE_HOST_PTR`` only)."""
         if not self._leased:
             return []
+        if self._shares is not None:
+            number, start = self._shares.root.alias or (self._shares.root.number, 0)
+            root.alias = number, start + self.address - self._shares.start
         watch = _callbacks.watch(int_ptr, _callbacks.ObjectInfo(label, size, site))
         watch.lease(self.view, size)
-        _leases[next(_numbers)] = _Lease(self.address, self.address + size, describe(label, size, site), watch)
+        _leases[next(_numbers)] = _Lease(self.address, self.address + size, describe(label, size, site), watch, root)
         return [watch]
 
 

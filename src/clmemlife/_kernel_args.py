@@ -13,7 +13,7 @@ import pyopencl as cl
 
 READ, WRITE, ASSUMED = "read", "write", "assumed"
 
-_ATTRIBUTE = "_clmemlife_modes"
+_ATTRIBUTE, _NAME = "_clmemlife_modes", "_clmemlife_name"
 _COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)|-D[ \t]*(\w+)", re.MULTILINE)
 _WORDS = re.compile(r"[A-Za-z_]\w*")
@@ -31,6 +31,15 @@ def modes(kernel: cl.Kernel) -> tuple[str, ...]:
         count = kernel.num_args
         known = _from_info(kernel, count) or _from_source(kernel, count) or (ASSUMED,) * count
         setattr(kernel, _ATTRIBUTE, known)
+    return known
+
+
+def name_of(kernel: cl.Kernel) -> str:
+    """Return the name of a kernel; the driver is asked once."""
+    known: str | None = getattr(kernel, _NAME, None)
+    if known is None:
+        known = kernel.function_name
+        setattr(kernel, _NAME, known)
     return known
 
 

@@ -45,9 +45,11 @@ class Root:
         Handles and maps.
     maps : tuple of MapEntry
         What is mapped now; replaced, never changed, so that it is read without the lock.
+    alias : tuple of int or None
+        Number of the root whose host memory it shares, and where in that it begins (bytes).
     """
 
-    __slots__ = ("int_ptr", "label", "maps", "number", "site", "size", "users")
+    __slots__ = ("alias", "int_ptr", "label", "maps", "number", "site", "size", "users")
 
     def __init__(self, int_ptr: int, size: int, label: str | None, site: str) -> None:
         self.number = next(_numbers)
@@ -57,6 +59,7 @@ class Root:
         self.site = site
         self.users = 0
         self.maps: tuple[MapEntry, ...] = ()
+        self.alias: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, eq=False)

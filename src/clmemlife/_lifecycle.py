@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from . import _callbacks, _commands, _hostmem, _inflight, _ledger, _staging
+from . import _callbacks, _commands, _foreign, _hostmem, _inflight, _ledger, _staging
 from ._owning import give_back
 
 EXIT_TIMEOUT_SECONDS = 2.0
@@ -59,6 +59,7 @@ def _after_fork_in_child() -> None:
         _ledger.remove(entry)
     _hostmem.forget()
     _staging.after_fork_in_child()
+    _foreign.after_fork_in_child()
     for open_map in _ledger.open_maps():
         mapping = open_map.owner()
         if mapping is not None:

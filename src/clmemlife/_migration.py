@@ -32,7 +32,7 @@ class Migration:
     via : {"driver", "staged", "auto"}
         How the bytes travel: by ``clEnqueueMigrateMemObjects``; or as chunks through pinned host memory into a
         temporary buffer on `queue` (as large as the largest object) and from there into the object; or, with
-        "auto", staged where a `source_queue` is given, neither device shares the host's memory, and it is 1 MiB or
+        "auto", staged where a `source_queue` is given, neither device shares the host's memory, and it is 4 MiB or
         more, else by the driver. Where there are no bytes to carry (to the host, ``CONTENT_UNDEFINED``, one device)
         and for images over buffers, the driver's call is used in any case; the property `via` says what was done.
     source_queue : pyopencl.CommandQueue, optional

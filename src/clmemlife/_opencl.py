@@ -196,6 +196,7 @@ get_sub_region = cl.Buffer.get_sub_region
 set_kernel_arg = cl.Kernel.set_arg
 set_kernel_args = cl.Kernel.set_args
 enqueue_nd_range_kernel = cl.enqueue_nd_range_kernel
+_pyopencl_enqueue_copy = cl.enqueue_copy  # PyOpenCL's own names may be hooked later
 enqueue_fill_buffer = cl.enqueue_fill_buffer
 enqueue_fill_image = cl.enqueue_fill_image
 enqueue_svm_memfill = cl.enqueue_svm_memfill
@@ -231,7 +232,7 @@ def enqueue_copy(queue: Any, dest: Any, src: Any, **where: Any) -> Any:
     if not any(one in where for one in ("origin", "dest_origin")) or not (
         (to_device and dest.type in _LINES) or (from_device and src.type in _LINES)
     ):
-        return cl.enqueue_copy(queue, dest, src, **where)
+        return _pyopencl_enqueue_copy(queue, dest, src, **where)
     if to_device and from_device:
         if "dest_origin" in where:
             return cl._cl._enqueue_copy_image(queue, src, dest, **where)

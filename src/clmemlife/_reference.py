@@ -271,7 +271,7 @@ class Reference:
             if same is not None:
                 entry.watches = same.watches
         if host is not None:
-            entry.watches += host.lease(int_ptr, label, facts.size, site)
+            entry.watches += host.lease(int_ptr, label, facts.size, site, root)
         self._finalizer = weakref.finalize(self, collected, entry)
         self._finalizer.atexit = False
         try:

@@ -7,7 +7,7 @@ import sys
 import types
 import warnings
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _depth_from_environment() -> int:
@@ -46,11 +46,11 @@ def set_site_depth(lines: int) -> int:
     return before
 
 
-def caller_site() -> str:
-    """Return ``file:line`` of the innermost caller that is not code of this package."""
+def caller_site(inner: str | tuple[str, ...] = _PACKAGE) -> str:
+    """Return ``file:line`` of the innermost caller that is not code of this package (or another set of files)."""
     frame = sys._getframe(2)  # whoever asks is code of this package
     filename = frame.f_code.co_filename
-    while filename.startswith(_PACKAGE) and frame.f_back is not None:
+    while filename.startswith(inner) and frame.f_back is not None:
         frame = frame.f_back
         filename = frame.f_code.co_filename
     if _depth > 1:

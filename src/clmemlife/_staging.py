@@ -58,10 +58,9 @@ class Block:
         limits = _limits.context_limits(context)
         buffer = allocate(_opencl.create_buffer, (context, _PINNED, nbytes), nbytes, limits)
         self._int_ptr = buffer.int_ptr
-        self.array, event = _opencl.enqueue_map_buffer(
+        self.array = _opencl.enqueue_map_buffer(
             queue, buffer, _MAPPED, 0, (nbytes,), np.dtype(np.uint8), "C", None, None, True
-        )
-        event.wait()
+        )[0]
         self.nbytes = nbytes
         self.address: int = self.array.__array_interface__["data"][0]
         _ledger.count_staging(nbytes)

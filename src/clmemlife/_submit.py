@@ -12,7 +12,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import _inflight, _journal, _limits, _opencl, _waitlist
+from . import _foreign, _inflight, _journal, _limits, _opencl, _waitlist
 from ._access import Use, check_maps
 from ._handle import MemHandle
 from ._meminfo import locate
@@ -20,6 +20,7 @@ from ._site import caller_site
 from .exceptions import AlignmentError, ContextMismatchError
 
 _Events = tuple[cl.Event, ...]
+_USER, _COMMAND_TYPE = cl.command_type.USER, cl.event_info.COMMAND_TYPE
 _OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
@@ -58,7 +59,7 @@ def submit(
         if held is not None or waits:
             _inflight.hold(result[1] if type(result) is tuple else result, held, waits)
         return result
-    key, out_of_order = describe_queue(queue)
+    key, out_of_order = getattr(queue, "_clmemlife_key", None) or describe_queue(queue)
     events, gates, opened = describe_waits(waits) if waits else ((), (), ())
     record = _journal.Command(
         kind, key, name, out_of_order, tuple([use.record() for use in uses]), events, gates, opened, caller_site(),
@@ -72,8 +73,9 @@ def submit(
         raise
     event = result[1] if type(result) is tuple else result
     _inflight.hold(event, held, waits)
-    _journal.after(record, plain_event(event))
-    return result
+    plain = plain_event(event)  # the very object that the caller gets: readers know events that somebody holds
+    _journal.after(record, plain)
+    return plain if event is result else result
 
 
 def describe_queue(queue: cl.CommandQueue) -> tuple[cl.CommandQueue, bool]:
@@ -101,8 +103,10 @@ def plain_event(event: cl.Event) -> cl.Event:
 
 def describe_waits(events: Iterable[cl.Event]) -> tuple[_Events, _Events, _Events]:
     """Return a wait-list as events that may be dropped, and of them the user events not yet set, and those set."""
-    events = tuple([plain_event(one) for one in events])
-    users = [one for one in events if one.command_queue is None]
+    events = tuple([one if type(one) is cl.Event else plain_event(one) for one in events])
+    users = [one for one in events if one.get_info(_COMMAND_TYPE) == _USER]  # to ask for its queue might flush that
+    if not users:
+        return events, (), ()
     unset = tuple([one for one in users if one.command_execution_status > 0])
     return events, unset, tuple([one for one in users if one not in unset])
 
@@ -126,6 +130,8 @@ def whole(mem: Any, *, reads: bool, writes: bool) -> Use:
         entry = mem._entry
         return Use(entry.root, entry.offset, entry.offset + entry.size, reads=reads, writes=writes, label=entry.label)
     root, offset = locate(mem)
+    if _journal.listeners:
+        root = _foreign.known(root)
     return Use(root, offset, offset + mem.size, reads=reads, writes=writes)
 
 

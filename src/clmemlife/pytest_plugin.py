@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _run = pytest.StashKey[Run]()
 _test = pytest.StashKey[Test]()
+_CHECKS = {"cl_leak_check", "cl_hazard_check"}
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -101,100 +102,97 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 # -- a test ------------------------------------------------------------------------------------------------------------
 
 
-def _mode(item: pytest.Item, mode: str, fixture: str, marker: str) -> str:
-    if mode == "off" and fixture in getattr(item, "fixturenames", ()):
-        mode = "error"
-    given = item.get_closest_marker(marker)
-    if given is not None:
-        mode = given.kwargs.get("mode", given.args[0] if given.args else "off")
-        if mode not in MODES:
-            raise pytest.UsageError(f"{marker}({mode!r}): give one of {', '.join(MODES)}")
-    return mode
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Look at each test only where one of them asks for a check."""
+    run = config.stash[_run]
+    asked = run.report or (run.leaks, run.hazards) != ("off", "off")
+    if asked or any(not _CHECKS.isdisjoint(getattr(item, "fixturenames", ())) for item in items):
+        _checks(config)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Begin to follow what the test makes, before its fixtures run."""
-    run = item.config.stash[_run]
-    leaks = "error" if run.leaks == "off" and "cl_leak_check" in getattr(item, "fixturenames", ()) else run.leaks
-    marker = item.get_closest_marker("cl_leaks")
-    allowed = marker.kwargs.get("allow", marker.args[0] if marker.args else 1) if marker else 0
-    test = item.stash[_test] = Test(leaks, _mode(item, run.hazards, "cl_hazard_check", "cl_hazards"), allowed)
-    test.begin(run)
-    with _noting(item):
-        return (yield)
+def _checks(config: pytest.Config) -> _Checks:
+    found: _Checks | None = config.pluginmanager.get_plugin("clmemlife-checks")
+    if found is None:
+        found = _Checks(config.stash[_run])
+        config.pluginmanager.register(found, "clmemlife-checks")
+    return found
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Note that the test raised: its traceback keeps its local names alive, so that it cannot be judged."""
-    with _noting(item):
-        return (yield)
+class _Checks:
+    """The hooks around each test."""
 
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Judge when all fixtures of the test have ended."""
-    try:
-        with _noting(item):
-            result = yield
-    except BaseException:
-        _end(item)
-        raise
-    text = _end(item)
-    if text:
-        pytest.fail(text, pytrace=False)
-    return result
+    def begin(self, item: pytest.Item, fixtures: Container[str]) -> Test:
+        """Begin to follow what a test makes; `fixtures` are those it uses."""
+        markers = item.get_closest_marker("cl_leaks"), item.get_closest_marker("cl_hazards")
+        test = item.stash[_test] = self._run.plan(fixtures, *markers)
+        test.begin(self._run)
+        return test
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Begin before the fixtures of the test run."""
+        self.begin(item, getattr(item, "fixturenames", ()))
+        return (yield from self._noting(item))
 
-class _noting:  # noqa: N801
-    """Note where an exception passes."""
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Note that the test raised: its traceback keeps its local names alive, so that it cannot be judged."""
+        return (yield from self._noting(item))
 
-    def __init__(self, item: pytest.Item) -> None:
-        self._item = item
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Judge when all fixtures of the test have ended."""
+        try:
+            result = yield from self._noting(item)
+        except BaseException:
+            self._end(item)
+            raise
+        text = self._end(item)
+        if text:
+            pytest.fail(text, pytrace=False)
+        return result
 
-    def __enter__(self) -> None:
-        pass
+    def _noting(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        except BaseException:
+            if _test in item.stash:
+                item.stash[_test].failed = True
+            raise
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and _test in self._item.stash:
-            self._item.stash[_test].failed = True
+    def _end(self, item: pytest.Item) -> str:
+        test = item.stash.get(_test, None)
+        return "" if test is None else test.end(self._run, item.nodeid)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Hand the figures of a test on; an attribute of the report also comes back from the workers of xdist."""
+        report = yield
+        test = item.stash.get(_test, None)
+        if call.when == "teardown" and test is not None and test.figures is not None:
+            report.cl_figures = list(test.figures)  # type: ignore[attr-defined]
+        return report
 
-def _end(item: pytest.Item) -> str:
-    test = item.stash.get(_test, None)
-    return "" if test is None else test.end(item.config.stash[_run], item.nodeid)
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Count what a fixture of a wide scope makes to the fixture, not to the test that came first."""
+        checker = self._run.checker
+        if checker is None or fixturedef.scope == "function":
+            return (yield)
+        with checker.fixture(id(fixturedef), fixturedef.argname):
+            return (yield)
 
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Hand the figures of a test on; an attribute of the report also comes back from the workers of pytest-xdist."""
-    report = yield
-    test = item.stash.get(_test, None)
-    if call.when == "teardown" and test is not None and test.figures is not None:
-        report.cl_figures = list(test.figures)  # type: ignore[attr-defined]
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> Generator[None, Any, Any]:
-    """Count what a fixture of a wide scope makes to the fixture, not to the test that came first."""
-    checker = request.config.stash[_run].checker
-    if checker is None or fixturedef.scope == "function":
-        return (yield)
-    with checker.fixture(id(fixturedef), fixturedef.argname):
-        return (yield)
-
-
-def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    """Have what it made judged."""
-    checker = request.config.stash[_run].checker
-    if checker is not None:
-        checker.fixture_finished(id(fixturedef))
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Have what it made judged."""
+        if self._run.checker is not None:
+            self._run.checker.fixture_finished(id(fixturedef))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -280,10 +278,17 @@ def cl_buffer_factory(cl_context: cl.Context) -> Iterator[Callable[..., MemHandl
 @pytest.fixture
 def cl_leak_check(request: pytest.FixtureRequest) -> LeakChecker:
     """Return the leak checker, and fail the test if it leaks; ``leaks()`` tells what is alive now."""
+    _test_of(request, "cl_leak_check")
     return request.config.stash[_run].check_leaks()
 
 
 @pytest.fixture
 def cl_hazard_check(request: pytest.FixtureRequest) -> check_hazards | None:
     """Return the hazard checker of this test, whose `findings` may be read; it raises at the command at fault."""
-    return request.node.stash[_test].check_hazards()  # type: ignore[no-any-return]
+    return _test_of(request, "cl_hazard_check").check_hazards()
+
+
+def _test_of(request: pytest.FixtureRequest, fixture: str) -> Test:
+    """Return what is known of the test at hand, which may have asked for the fixture while it runs."""
+    test: Test | None = request.node.stash.get(_test, None)
+    return _checks(request.config).begin(request.node, (fixture,)) if test is None else test

@@ -37,6 +37,7 @@ class Chain:
 
 NOWHERE: Final = Chain(owned=True)  # of a node without a place: before everything
 _NO_CLOCK: Final[Clock] = {}
+_NO_GATES: Final[frozenset[Hashable]] = frozenset()
 
 
 class Node:
@@ -72,7 +73,7 @@ class Node:
         self.event: Hashable | None = None
         self.queue = queue
         self.preds = preds  # until it has its place
-        self.gates: frozenset[Hashable] = frozenset()  # user events in its own wait-list that are not set
+        self.gates = _NO_GATES  # user events in its own wait-list that are not set
         self.pending = False  # has no place yet
         self.adopted = False  # stands for an event whose command was never seen
         self.chain, self.index, self.clock = NOWHERE, 0, _NO_CLOCK
@@ -120,7 +121,9 @@ class Queue:
 
     def before(self, command: Command) -> list[Node]:
         """Return what `command` comes after by its queue alone."""
-        if self.chain is not None or (command.kind in ("marker", "barrier") and not command.waits):
+        if self.chain is not None:
+            return [] if self.last is None else [self.last]
+        if command.kind in ("marker", "barrier") and not command.waits:
             return self.ends()
         return [] if self.barrier is None else [self.barrier]
 

@@ -35,6 +35,7 @@ class Party:
     reads: bool = False
     writes: bool = False
     assumed: bool = False
+    object: str = ""  # the memory object, where it is not that of the finding but shares host memory with it
 
     @classmethod
     def of(cls, node: Node, access: Access | None = None) -> Party:
@@ -42,8 +43,8 @@ class Party:
         told = (node.kind, node.name, node.queue.number, node.site)
         if access is None:
             return cls(*told)
-        a = access
-        return cls(*told, a.start, a.stop, a.box, a.reads, a.writes, a.assumed)
+        a, shift = access, access.alias[1] if access.alias else 0
+        return cls(*told, a.start - shift, a.stop - shift, a.box, a.reads, a.writes, a.assumed)
 
     def __str__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -54,7 +55,8 @@ class Party:
         """Say what the command does to its bytes."""
         box = "" if self.box is None else f" within origin {self.box[0]}, region {self.box[1]}"
         assumed = " (assumed: nothing declares how it is used)" if self.assumed else ""
-        return f"{verb} bytes [{self.start}, {self.stop}){box}{assumed}"
+        other = f" of {self.object}, on the same host memory" if self.object else ""
+        return f"{verb} bytes [{self.start}, {self.stop}){box}{other}{assumed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,10 @@ def _collision(second: Use, first: Use) -> Finding:
 def _finding(hazard: str, later: Node, mine: Access, earlier: Node, theirs: Access) -> Finding:
     start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
     second, first = Party.of(later, mine), Party.of(earlier, theirs)
-    return Finding(hazard, second, first, mine.label, mine.size, mine.site, start, stop)
+    if mine.alias != theirs.alias:
+        first = replace(first, object=f"{theirs.label or 'an object'!r} (created at {theirs.site})")
+    shift = mine.alias[1] if mine.alias else 0
+    return Finding(hazard, second, first, mine.label, mine.size, mine.site, start - shift, stop - shift)
 
 
 def judged(surveys: list[Survey]) -> list[Finding]:
@@ -180,7 +185,9 @@ def judged(surveys: list[Survey]) -> list[Finding]:
                     continue
                 edges.add((other, access.obj))
                 mine, use = (node, access), (other, theirs)
-                found.append(_collision(mine, use) if node.number > other.number else _collision(use, mine))
+                finding = _collision(mine, use) if node.number > other.number else _collision(use, mine)
+                if finding.hazard != "host_map" or finding.first.writes or not finding.second.assumed:
+                    found.append(finding)
             for migration, theirs in survey.undefined.items():
                 found.append(_finding("undefined_content", node, access, migration, theirs))
     return found
@@ -195,7 +202,8 @@ def explained(uses: Uses) -> str:
     lines = [f"{a.label or 'memory object'} ({a.size} bytes, created at {a.site})"]
     for number, kind, name, queue, site, a in uses.recent:
         does = " and ".join(verb for verb, on in (("reads", a.reads), ("writes", a.writes)) if on)
-        party = Party(kind, name, queue, site, a.start, a.stop, a.box, assumed=a.assumed)
+        shift = a.alias[1] if a.alias else 0
+        party = Party(kind, name, queue, site, a.start - shift, a.stop - shift, a.box, assumed=a.assumed)
         state = ": what comes next must be ordered behind it" if number in live else ""
         lines.append(f"  {party} {party.using(does)}{state}")
     return "\n".join(lines)
@@ -208,7 +216,7 @@ class Report:
         self.mode, self.suppress = mode, suppress
         self.quiet = False  # nothing can be raised now
         self._found: dict[tuple[str, str, str], Finding] = {}
-        self._unsaid: list[Finding] = []  # to warn of, where nothing could be raised
+        self.unsaid: list[Finding] = []  # to warn of, where nothing could be raised
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -225,7 +233,7 @@ class Report:
             if known is None:
                 new.append(finding)
         if quietly or self.quiet:
-            self._unsaid += new
+            self.unsaid += new
         elif self.mode == "raise" and found:
             raise _ERRORS.get(found[0].hazard, UnorderedAccessError)(str(found[0]), found[0])
         elif self.mode == "warn":
@@ -234,8 +242,8 @@ class Report:
 
     def say(self) -> None:
         """Warn of what was found where nothing could be raised."""
-        if self._unsaid and not self.quiet:
-            unsaid, self._unsaid = self._unsaid, []
+        if self.unsaid and not self.quiet:
+            unsaid, self.unsaid = self.unsaid, []
             for finding in unsaid if self.mode != "record" else ():
                 _warn(finding)
 

@@ -1,13 +1,15 @@
 """Places where the host waits, or orders queues, outside of our helpers: published while somebody needs them.
 
 Commands return plain events, so waiting happens in PyOpenCL: these hooks put ``Event.wait``, ``wait_for_events``,
-``CommandQueue.finish``, markers, barriers and ``UserEvent.set_status`` on the journal. A name that a program took out
-of ``pyopencl`` before (``from pyopencl import enqueue_barrier``) is not hooked.
+``CommandQueue.finish``, markers, barriers and ``UserEvent.set_status`` on the journal. PyOpenCL's own commands are put
+there without what they use (`_raw_enqueues`), since they have a place in their queue, wait-lists, and may block. A name
+that a program took out of ``pyopencl`` before (``from pyopencl import enqueue_barrier``) is not hooked.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,12 +17,19 @@ from typing import Any
 import pyopencl as cl
 
 from .. import _journal
-from .._site import caller_site
+from .._site import PACKAGE, caller_site
 from .._submit import describe_queue, describe_waits, plain_event
 
+_INNER = (PACKAGE, os.path.dirname(os.path.abspath(str(cl.__file__))) + os.sep, "<generated: 'pyopencl ")
+_USER = cl.command_type.USER
 _lock = threading.Lock()
 _users = 0
 _originals: dict[tuple[Any, str], Any] = {}
+_RAW = (
+    "enqueue_copy", "enqueue_fill_buffer", "enqueue_fill_image", "enqueue_map_buffer", "enqueue_map_image",
+    "enqueue_migrate_mem_objects", "enqueue_nd_range_kernel", "enqueue_svm_memfill",
+)  # fmt: skip
+_BLOCKING = {"enqueue_copy": 99, "enqueue_map_buffer": 9, "enqueue_map_image": 10}  # where is_blocking may stand
 
 
 def install() -> None:
@@ -30,14 +39,17 @@ def install() -> None:
         _users += 1
         if _users > 1:
             return
-        for owner, name, hook in (
+        hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (cl.Event, "wait", _waits_for_itself),
             (cl.CommandQueue, "finish", _finishes),
             (cl.UserEvent, "set_status", _sets),
             (cl, "wait_for_events", _waits_for_all),
             (cl, "enqueue_marker", functools.partial(_enqueues, "marker")),
             (cl, "enqueue_barrier", functools.partial(_enqueues, "barrier")),
-        ):
+            *[(cl, name, functools.partial(_raw_enqueues, name)) for name in _RAW],
+            (cl._cl, "enqueue_nd_range_kernel", functools.partial(_raw_enqueues, "enqueue_nd_range_kernel")),
+        ]
+        for owner, name, hook in hooks:
             original = getattr(owner, name)
             _originals[owner, name] = original
             setattr(owner, name, functools.wraps(original)(hook(original)))
@@ -56,10 +68,15 @@ def uninstall() -> None:
 
 
 def _waits(events: Iterable[cl.Event], queue: cl.CommandQueue | None, call: Callable[[], Any]) -> Any:
-    site = caller_site()
-    events = tuple([plain_event(one) for one in events if one.command_queue is not None])
+    site = caller_site(_INNER)
+    events = tuple([plain_event(one) for one in events if one.command_type != _USER])
     _journal.host(_journal.HostWait(events, queue, returned=False, site=site))
-    result = call()
+    try:
+        result = call()
+    except cl.Error:  # some command has failed: the wait is over for those that came to an end
+        ended = tuple([one for one in events if one.command_execution_status <= 0])
+        _journal.host(_journal.HostWait(ended, site=site))
+        raise
     _journal.host(_journal.HostWait(events, queue, site=site))
     return result
 
@@ -96,18 +113,43 @@ def _sets(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _enqueues(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def enqueue(queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
-        key, out_of_order = describe_queue(queue)
-        waits, gates, opened = describe_waits(wait_for or ())
-        record = _journal.Command(
-            kind, key, out_of_order=out_of_order, waits=waits, gates=gates, opened=opened, site=caller_site()
-        )
-        _journal.before(record)
-        try:
-            event = original(queue, wait_for)
-        except BaseException:
-            _journal.abandoned(record)
-            raise
-        _journal.after(record, event)
-        return event
+        return _published(kind, "", queue, wait_for or (), False, lambda: original(queue, wait_for))
 
     return enqueue
+
+
+def _raw_enqueues(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    place = _BLOCKING.get(name)
+
+    def enqueue(queue: cl.CommandQueue, *arguments: Any, **keywords: Any) -> Any:
+        values = (*arguments, *keywords.values())
+        lists = [one for one in values if isinstance(one, (list, tuple)) and one and isinstance(one[0], cl.Event)]
+        blocking = False
+        if place is not None:
+            given = arguments[place - 1] if len(arguments) >= place else True
+            blocking = bool(keywords.get("is_blocking", given))
+        if name == "enqueue_copy":  # between device objects the flag means nothing
+            sides = [*arguments, keywords.get("dest"), keywords.get("src")][:2]
+            blocking = blocking and not all(isinstance(one, cl.MemoryObjectHolder) for one in sides)
+        call = functools.partial(original, queue, *arguments, **keywords)
+        return _published("foreign", name, queue, [event for one in lists for event in one], blocking, call)
+
+    return enqueue
+
+
+def _published(
+    kind: str, name: str, queue: cl.CommandQueue, wait_for: Iterable[cl.Event], blocking: bool, call: Callable[[], Any]
+) -> Any:
+    """Enqueue a command of PyOpenCL itself, of which only its queue and its wait-list are known."""
+    key, out_of_order = describe_queue(queue)
+    waits, gates, opened = describe_waits(wait_for)
+    site = caller_site(_INNER)
+    record = _journal.Command(kind, key, name, out_of_order, (), waits, gates, opened, site, blocking)
+    _journal.before(record)
+    try:
+        result = call()
+    except BaseException:
+        _journal.abandoned(record)
+        raise
+    _journal.after(record, plain_event(result[1] if isinstance(result, tuple) else result))
+    return result

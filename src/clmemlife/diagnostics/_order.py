@@ -14,6 +14,8 @@ from typing import Final
 from .._journal import Command
 from ._clocks import Node, Queue, joined, prolonged
 
+_NO_PREDS: Final[list[Node]] = []  # never changed
+
 
 class Order:
     """All commands that matter, by event and by queue."""
@@ -42,8 +44,9 @@ class Order:
 
     def plan(self, command: Command) -> Node:
         """Return the command in logical time, without a trace of it here."""
-        queue = self.queue(command.queue, command.out_of_order)
-        preds = queue.before(command)
+        queue = self.queues.get(command.queue) or self.queue(command.queue, command.out_of_order)
+        own, last = queue.chain, queue.last
+        preds = queue.before(command) if own is None or last is None else [last]
         gates: list[Hashable] = []
         for event in command.waits:
             pred = self.nodes.get(event)
@@ -60,20 +63,32 @@ class Order:
             preds.append(node.start)
         if gates or (self.waiting and any(pred.pending for pred in preds)):
             node.pending, node.gates = True, frozenset(gates)
-        else:
-            self._place(node)
+            return node
+        if own is not None:
+            for pred in preds:
+                if pred.chain is not own and pred.index > pred.chain.ordered:
+                    break
+            else:  # as in most programs: nothing but the queue itself, and what the host has waited for
+                node.chain, node.index = own, own.length + 1
+                if last is not None:
+                    node.clock = last.clock
+                return node
+        self._place(node)
         return node
 
     def commit(self, command: Command, node: Node) -> None:
         """Let later commands come after a planned one."""
         queue = node.queue
         node.undo = queue.last, queue.barrier, queue.loose
-        queue.push(node, alone=not command.waits)
+        if queue.chain is None:
+            queue.push(node, alone=not command.waits)
+        else:
+            queue.last = node
         if node.pending:
             self.waiting[node] = None
         else:
             node.chain.length = node.index
-            node.preds = []
+            node.preds = _NO_PREDS
         if command.mapping is not None:
             if node.kind == "map":
                 self.maps[command.mapping] = node
@@ -84,7 +99,9 @@ class Order:
     def enqueued(self, event: Hashable, node: Node) -> None:
         """Name a committed command by its event."""
         node.undo, node.event = None, event
-        self.remember(event, node)
+        self.nodes[event] = node
+        if len(self.nodes) > self._limit:
+            self._tidy()
 
     def take_back(self, command: Command, node: Node) -> None:
         """Remove a committed command that the driver refused. Its number in the chain stays unused."""
@@ -178,8 +195,11 @@ class Order:
         """Know an event for as long as somebody else holds it: only then can it come back in a wait-list."""
         self.nodes[event] = node
         if len(self.nodes) > self._limit:
-            self.nodes = held_elsewhere(self.nodes)
-            self._limit = 2 * len(self.nodes) + self.slack
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self.nodes = held_elsewhere(self.nodes)
+        self._limit = 4 * len(self.nodes) + self.slack
 
     def _place(self, node: Node) -> None:
         own = node.queue.chain
@@ -190,7 +210,7 @@ class Order:
     def _take_place(self, node: Node) -> None:
         self._place(node)
         node.chain.length = node.index
-        node.preds = []
+        node.preds = _NO_PREDS
 
 
 def _references(nodes: dict[Hashable, Node]) -> list[int]:

@@ -13,14 +13,14 @@ import pyopencl as cl
 
 from .. import _inflight
 from ..flags import MemFlags
-from ._records import LiveRecord
+from ._records import UNSEEN, LiveRecord, wrappers
 from ._why import Explainer
 
 HOW = "pyopencl"
 Key = tuple[int, int]
 
 _HOME = os.path.dirname(os.path.abspath(str(cl.__file__))) + os.sep
-_FRAMES = 12
+_FRAMES = 6
 
 
 class RawWatch:
@@ -63,10 +63,9 @@ class RawWatch:
     def snapshot(self) -> dict[Key, Any]:
         """Return all objects that are alive, by identity and address, less those of this library's own commands."""
         ours = {id(mem) for _, used, _ in _inflight.entries() for mem in _as_sequence(used)}
-        kind = cl.MemoryObjectHolder
         found = {}
-        for mem in gc.get_objects():
-            if issubclass(type(mem), kind) and id(mem) not in ours:
+        for mem in wrappers():
+            if id(mem) not in ours:
                 try:
                     int_ptr = int(mem.int_ptr)
                 except cl.Error:  # given back to its pool
@@ -99,8 +98,8 @@ class RawWatch:
         records: dict[int, LiveRecord] = {}
         for key in [one for one in found if one not in expected]:
             mem = found.pop(key)
-            holders = explainer.holders(mem)
-            if holders and key[1] not in records:
+            if key[1] not in records:
+                holders = explainer.holders(mem) or [UNSEEN]
                 records[key[1]] = _record(mem, tuple(f"its {type(mem).__name__}: {text}" for text in holders))
         return list(records.values())
 

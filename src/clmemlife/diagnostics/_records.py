@@ -187,7 +187,7 @@ def _others(handle: Any, entry: _ledger.Entry, commands: int, children: int) -> 
     return max(0, count - ours)
 
 
-_UNSEEN = "a name in a running function, or something that is not Python's"
+UNSEEN = "a name in a running function, or something that is not Python's"
 
 
 def _reasons(record: LiveRecord, one: _ledger.Entry | _ledger.MapEntry, explainer: Explainer) -> list[str]:
@@ -195,7 +195,7 @@ def _reasons(record: LiveRecord, one: _ledger.Entry | _ledger.MapEntry, explaine
     owner = one.owner()
     if owner is not None:
         name = type(owner).__name__
-        for text in explainer.holders(owner) or [_UNSEEN]:
+        for text in explainer.holders(owner) or [UNSEEN]:
             reasons.append(f"its {name}: {text}")
     if isinstance(one, _ledger.MapEntry):
         return reasons
@@ -211,7 +211,7 @@ def _reasons(record: LiveRecord, one: _ledger.Entry | _ledger.MapEntry, explaine
         count = len(wrappers)
         while wrappers:
             wrapper = wrappers.pop()
-            for text in explainer.holders(wrapper) or [_UNSEEN]:
+            for text in explainer.holders(wrapper) or [UNSEEN]:
                 reasons.append(f"a PyOpenCL object: {text}")
         if not count and not record.maps and not record.commands:  # those have some of the driver's
             number = f"{record.others} reference(s)" if record.others else "a reference"
@@ -221,8 +221,15 @@ def _reasons(record: LiveRecord, one: _ledger.Entry | _ledger.MapEntry, explaine
 
 def _wrappers(int_ptr: int) -> list[Any]:
     """Return the PyOpenCL objects of a memory object."""
-    kind = cl.MemoryObjectHolder
-    return [other for other in gc.get_objects() if issubclass(type(other), kind) and _address_of(other) == int_ptr]
+    return [other for other in wrappers() if _address_of(other) == int_ptr]
+
+
+def wrappers() -> list[Any]:
+    """Return all PyOpenCL memory objects that the garbage collector knows; also those that were released."""
+    kinds = {cl.MemoryObjectHolder}
+    for _ in range(4):
+        kinds.update(*(kind.__subclasses__() for kind in list(kinds)))
+    return [one for one in gc.get_objects() if type(one) in kinds]
 
 
 def _address_of(mem: Any) -> int | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from operator import itemgetter
+from typing import Final
 
 from .._journal import Access
 from ._clocks import Node
@@ -21,24 +21,42 @@ Use = tuple[Node, Access]
 # Bytes [start, stop), the uses of all of them, and the migration that left them without content.
 Segment = tuple[int, int, tuple[Use, ...], Use | None]
 _START, _STOP = itemgetter(0), itemgetter(1)
+_NONE: Final[dict[Node, Access]] = {}
 
 
 class Survey:
     """What one access finds, and what it would change: the segments `old`, from number `first` on, become `new`."""
 
-    __slots__ = ("access", "first", "new", "node", "old", "undefined", "unordered", "uses", "version")
+    __slots__ = ("access", "base", "first", "new", "node", "old", "undefined", "unordered", "uses")
 
     def __init__(self, uses: Uses, node: Node, access: Access) -> None:
-        self.uses, self.version = uses, uses.version
-        self.node, self.access = node, access
-        self.unordered: dict[Node, Access] = {}  # the commands of whose uses nothing orders one with this access
-        self.undefined: dict[Node, Access] = {}  # the migrations since which nobody wrote what it reads
+        self.uses, self.node, self.access = uses, node, access
+        self.unordered = _NONE  # the commands of whose uses nothing orders one with this access
+        self.undefined = _NONE  # the migrations since which nobody wrote what it reads
         start, stop = access.start, access.stop
-        segments = uses.segments
+        self.base = segments = uses.segments
+        alone: tuple[Use] = ((node, access),)
+        self.new: list[Segment]
+        if len(segments) == 1 and not node.undefined:  # as it mostly is
+            low, high, theirs, undefined = segments[0]
+            if low == start and high == stop and undefined is None:
+                self.first, self.old = 0, segments
+                other, their = theirs[0]
+                if (
+                    len(theirs) == 1
+                    and other.chain is node.chain
+                    and other.index < node.index
+                    and (access.writes or not their.writes)
+                    and not (other.mapped or access.box or access.rows)
+                ):
+                    self.new = [(start, stop, alone, None)]
+                    return
+                kept = self._kept(theirs)
+                self.new = [(start, stop, (*kept, *alone) if kept else alone, None)]
+                return
         self.first = first = bisect_right(segments, start, key=_STOP)
         self.old = segments[first : bisect_left(segments, stop, first, key=_START)]
-        self.new: list[Segment] = []
-        alone: tuple[Use] = ((node, access),)
+        self.new = []
         fresh = alone[0] if node.undefined else None
         defines = access.writes and (node.undefined or node.kind != "migrate")
         for low, high, theirs, undefined in self.old:
@@ -48,7 +66,7 @@ class Survey:
                 _append(self.new, (start, low, alone, fresh))
                 start = low
             if undefined is not None and access.reads and not access.assumed and undefined[0].before(node):
-                self.undefined.setdefault(*undefined)
+                self.undefined = {**self.undefined, undefined[0]: undefined[1]}
             kept = self._kept(theirs)
             end = high if high < stop else stop
             _append(self.new, (start, end, (*kept, *alone) if kept else alone, fresh if defines else undefined))
@@ -62,7 +80,7 @@ class Survey:
         """Return the uses that this access does not stand for; note those that it collides with, unordered."""
         node, access = self.node, self.access
         chain, clock = node.chain, node.clock
-        reads, writes, boxed = access.reads, access.writes, access.box is not None
+        reads, writes, boxed = access.reads, access.writes, _in_part(access)
         kept = []
         for use in uses:
             other, theirs = use
@@ -80,10 +98,10 @@ class Survey:
                     continue
             elif (
                 (writes or (reads and theirs.writes))
-                and (not boxed or access.overlaps(theirs))
+                and ((not boxed and theirs.rows is None) or access.overlaps(theirs))
                 and (other.mapped or not node.before(other))
             ):
-                self.unordered.setdefault(other, theirs)
+                self.unordered = {**self.unordered, other: self.unordered.get(other, theirs)}
             kept.append(use)
         return kept
 
@@ -91,13 +109,12 @@ class Survey:
 class Uses:
     """The uses of one memory object; `recent` tells its latest ones to a reader."""
 
-    __slots__ = ("limit", "recent", "segments", "version")
+    __slots__ = ("limit", "recent", "segments")
     slack = 64  # what may pile up before it is looked through
 
     def __init__(self) -> None:
-        self.segments: list[Segment] = []  # disjoint, in order
+        self.segments: list[Segment] = []  # disjoint, in order; the list is replaced, never changed
         self.recent: deque[tuple[int, str, str, int, str, Access]] = deque(maxlen=32)
-        self.version = 0
         self.limit = self.slack
 
     def colliding(self, access: Access) -> Iterator[Use]:
@@ -108,25 +125,24 @@ class Uses:
 
     def record(self, survey: Survey) -> Survey:
         """Add the use that was surveyed; return what `forget` needs to take it back."""
-        if survey.version != self.version:  # by another access of the same command
+        segments = self.segments
+        if survey.base is not segments:  # by another access of the same command
             survey = Survey(self, survey.node, survey.access)
-        node = survey.node
-        self.segments[survey.first : survey.first + len(survey.old)] = survey.new
-        self.version += 1
+        node, first, last = survey.node, survey.first, survey.first + len(survey.old)
+        self.segments = [*segments[:first], *survey.new, *segments[last:]] if first or segments[last:] else survey.new
         self.recent.append((node.number, node.kind, node.name, node.queue.number, node.site, survey.access))
         return survey
 
     def forget(self, survey: Survey) -> None:
         """Take back a use by a command that the driver refused."""
-        first, old, new = survey.first, survey.old, survey.new
-        if self.segments[first : first + len(new)] == new:
-            self.segments[first : first + len(new)] = old
+        first, last = survey.first, survey.first + len(survey.new)
+        if self.segments[first:last] == survey.new:
+            self.segments = [*self.segments[:first], *survey.old, *self.segments[last:]]
         else:  # another thread came in between
             node = survey.node
             self.segments = [
                 (a, b, tuple(use for use in uses if use[0] is not node), u) for a, b, uses, u in self.segments
             ]
-        self.version += 1
         if self.recent:
             self.recent.pop()
 
@@ -138,13 +154,53 @@ class Uses:
             if uses or undefined is not None:
                 _append(segments, (start, stop, uses, undefined))
         self.segments = segments
-        self.version += 1
         self.limit = 2 * len(segments) + self.slack
+
+
+class Objects:
+    """The uses of all memory objects, by number; objects on the same host memory count as one."""
+
+    __slots__ = ("_memory", "_sharing", "uses")
+
+    def __init__(self) -> None:
+        self.uses: dict[int, Uses] = {}
+        self._memory: dict[int, int] = {}  # of an object that shares the memory of another: the number of that
+        self._sharing: dict[int, set[int]] = {}  # by that number: who shares the memory
+
+    def of(self, obj: int) -> Uses | None:
+        return self.uses.get(self._memory.get(obj, obj))
+
+    def placed(self, accesses: tuple[Access, ...]) -> tuple[Access, ...]:
+        """Return the accesses, those of an object that shares the memory of another as accesses of that."""
+        for access in accesses:
+            if access.alias is not None:
+                return tuple(map(self._placed, accesses))
+        return accesses
+
+    def _placed(self, access: Access) -> Access:
+        if access.alias is None or access.obj == access.alias[0]:
+            return access
+        memory, start = access.alias
+        self._memory[access.obj] = memory
+        self._sharing.setdefault(memory, {memory}).add(access.obj)
+        rows = None if access.rows is None else (access.rows[0] + start, *access.rows[1:])
+        pitches = *access.pitches, access.obj  # boxes of two objects cannot be compared
+        first, last = access.start + start, access.stop + start
+        return access._replace(obj=memory, start=first, stop=last, pitches=pitches, rows=rows)
+
+    def forget(self, obj: int) -> None:
+        """Forget a released object, with the last one its memory."""
+        memory = self._memory.pop(obj, obj)
+        sharing = self._sharing.get(memory, set())
+        sharing.discard(obj)
+        if not sharing:
+            self._sharing.pop(memory, None)
+            self.uses.pop(memory, None)
 
 
 def with_role(accesses: Iterable[Access], *, reads: bool = False) -> list[Access]:
     """Return the accesses as reads or as writes, whatever they say themselves."""
-    return [replace(access, reads=reads, writes=not reads) for access in accesses]
+    return [access._replace(reads=reads, writes=not reads) for access in accesses]
 
 
 def _append(segments: list[Segment], segment: Segment) -> None:
@@ -157,9 +213,14 @@ def _append(segments: list[Segment], segment: Segment) -> None:
     segments.append(segment)
 
 
+def _in_part(access: Access) -> bool:
+    """Return whether an access may leave out bytes between its bounds."""
+    return access.box is not None or access.rows is not None
+
+
 def _covers(access: Access, other: Access) -> bool:
     """Return whether, of the bytes that they share, one access leaves none of the other's out."""
     if access.box is None or other.box is None or access.pitches != other.pitches:
-        return access.box is None
+        return not _in_part(access)
     sides = zip(*access.box, *other.box, strict=True)
     return all(a <= b and b + b_size <= a + a_size for a, a_size, b, b_size in sides)

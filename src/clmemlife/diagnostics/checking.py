@@ -11,7 +11,6 @@ import pyopencl as cl
 from .. import _journal
 from .._access import Declared
 from .._handle import MemHandle
-from .._meminfo import locate
 from .._site import caller_site
 from .._submit import describe_queue, whole
 from . import _hooks
@@ -138,8 +137,9 @@ def explain(mem: Any) -> str:
         No checker is listening.
     """
     checker = _listening("explain")
-    root = mem._entry.root if isinstance(mem, MemHandle) else locate(mem)[0]
-    return checker.explain(root.number)
+    if not isinstance(mem, (MemHandle, cl.MemoryObjectHolder)):
+        raise TypeError(f"explain takes a memory object, not {type(mem).__name__}")
+    return checker.explain(whole(mem, reads=True, writes=True).root.number)
 
 
 def _listening(name: str) -> Checker:

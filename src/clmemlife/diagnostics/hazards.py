@@ -22,22 +22,24 @@ and events are opaque hashable values.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable
-from typing import Any, Literal
+from collections.abc import Collection, Hashable, Iterable
+from typing import Final, Literal
 
 from .._journal import Access, Command, HostRecord, HostWait, Released, UserEventSet
 from ..exceptions import MapConflictError
 from ._clocks import Node
 from ._findings import Finding, Party, Report, explained, judged
 from ._order import Order
-from ._uses import Survey, Uses, with_role
+from ._steps import Steps
+from ._uses import Objects, Survey, Uses, with_role
 
 __all__ = ["Checker", "Finding", "Party"]
 
 Mode = Literal["raise", "warn", "record"]
+_NO_SURVEYS: Final[list[Survey]] = []
 
 
-class Checker:
+class Checker(Steps):
     """A listener of the journal that knows who uses which bytes and what orders them.
 
     Thread-safe. A record that arrives while the same thread is inside (a garbage collection may enqueue an unmap) is
@@ -54,24 +56,41 @@ class Checker:
     def __init__(self, mode: Mode = "raise", suppress: Collection[str] = ()) -> None:
         if mode not in ("raise", "warn", "record"):
             raise ValueError(f"mode is {mode!r}; it must be 'raise', 'warn' or 'record'")
-        self._report = Report(mode, frozenset([suppress] if isinstance(suppress, str) else suppress))
+        super().__init__(Report(mode, frozenset([suppress] if isinstance(suppress, str) else suppress)))
         self._order = Order()
-        self._uses: dict[int, Uses] = {}
+        self._objects = Objects()
         self._released: set[int] = set()
         self._in_flight: dict[int, tuple[Command, Node, list[Survey]]] = {}
-        self._lock = threading.RLock()
-        self._inside = False
-        self._later: list[tuple[Callable[..., None], Any]] = []  # what came while inside
 
     # What the journal calls
 
     def before(self, command: Command) -> None:
         """Judge a command that is about to be enqueued."""
-        self._step(self._before, command)
+        with self._lock:  # `_step`, spelled out where it counts
+            if self._inside:
+                self._later.append((self._before, command))
+                return
+            self._inside = True
+            try:
+                self._before(command)
+            finally:
+                if self._later:
+                    self._catch_up()
+                self._inside = False
 
     def after(self, command: Command) -> None:
         """Take note of the event of a command."""
-        self._step(self._after, command)
+        with self._lock:
+            if self._inside:
+                self._later.append((self._after, command))
+                return
+            self._inside = True
+            try:
+                self._after(command)
+            finally:
+                if self._later:
+                    self._catch_up()
+                self._inside = False
 
     def abandoned(self, command: Command) -> None:
         """Forget a command that the driver refused."""
@@ -91,7 +110,7 @@ class Checker:
 
     def close(self) -> None:
         """Judge what still hangs on a user event, as if all were set now. A second call finds nothing new."""
-        self._step(self._close)
+        self._step(self._close, None)
 
     def declare(
         self,
@@ -106,8 +125,8 @@ class Checker:
         """Say what the command of `event` uses. One of another library is declared right after it was enqueued,
         with its queue: then what follows in that queue is known to come after it.
         """
-        accesses = with_role(reads, reads=True) + with_role(writes)
-        self._step(self._declare, event, tuple(accesses), queue, out_of_order, site)
+        accesses = self._objects.placed((*with_role(reads, reads=True), *with_role(writes)))
+        self._step(self._declare, (event, accesses, queue, out_of_order, site))
 
     def dependencies(self, reads: Iterable[Access] = (), writes: Iterable[Access] = ()) -> list[Hashable]:
         """Return the fewest events of colliding commands that order such an access behind all of them.
@@ -117,61 +136,45 @@ class Checker:
         MapConflictError
             If the host has the bytes mapped: then no event can order it.
         """
-        accesses = with_role(reads, reads=True) + with_role(writes)
-        with self._lock:
-            events: list[Hashable] = self._exclusively(self._dependencies, accesses)
+        accesses = self._objects.placed((*with_role(reads, reads=True), *with_role(writes)))
+        events: list[Hashable] = self._exclusively(self._dependencies, accesses)
         return events
 
     def explain(self, obj: int) -> str:
         """Return the recent uses of root memory object number `obj`, oldest first, as text."""
-        with self._lock:
-            text: str = self._exclusively(lambda: explained(self._uses.get(obj) or Uses()))
+        text: str = self._exclusively(lambda: explained(self._objects.of(obj) or Uses()))
         return text
 
-    # One step at a time
-
-    def _step(self, step: Callable[..., None], *values: Any) -> None:
-        with self._lock:
-            if self._inside:
-                self._later.append((step, values))
-            else:
-                self._exclusively(step, *values)
-
-    def _exclusively(self, function: Callable[..., Any], *values: Any) -> Any:
-        inside, self._inside = self._inside, True
-        try:
-            return function(*values)
-        finally:
-            if self._later and not inside:
-                self._catch_up()
-            self._inside = inside
-
-    def _catch_up(self) -> None:
-        self._report.quiet = True
-        try:
-            while self._later:
-                step, values = self._later.pop(0)
-                step(*values)
-        finally:
-            self._report.quiet = False
+    # The steps
 
     def _before(self, command: Command) -> None:
-        self._report.say()
+        if self._report.unsaid:
+            self._report.say()
         node = self._order.plan(command)
-        found = self._endless(node, Party.of(node)) if command.blocking and node.pending else []
-        surveys: list[Survey] = []
-        if not node.pending:
+        for access in node.accesses:
+            if access.alias is not None:
+                node.accesses = self._objects.placed(node.accesses)
+                break
+        surveys = _NO_SURVEYS
+        if node.pending:
+            found = self._endless(node, Party.of(node)) if command.blocking else None
+        else:
             surveys = self._surveys(node, node.accesses)
-            found = judged(surveys)
+            found = None
+            for survey in surveys:
+                if survey.unordered or survey.undefined:
+                    found = judged(surveys)
+                    break
         if found:
             self._report.add(found)
         self._order.commit(command, node)
         self._in_flight[id(command)] = command, node, [survey.uses.record(survey) for survey in surveys]
 
     def _after(self, command: Command) -> None:
-        _, node, _ = self._in_flight.pop(id(command), (None, None, None))
-        if node is None:
+        known = self._in_flight.pop(id(command), None)
+        if known is None:
             return
+        node = known[1]
         self._order.enqueued(command.event, node)
         if command.blocking:
             self._settle(node)
@@ -195,7 +198,7 @@ class Checker:
             if order.waiting:
                 self._released.add(record.obj)
             else:
-                self._uses.pop(record.obj, None)
+                self._objects.forget(record.obj)
         else:
             self._wait(record)
 
@@ -210,13 +213,12 @@ class Checker:
             elif found := self._endless(node, Party("host wait", "", 0, record.site)):
                 self._report.add(found)
 
-    def _close(self) -> None:
+    def _close(self, _: None) -> None:
         self._report.say()
         self._report.add(self._open(None))
 
-    def _declare(
-        self, event: Hashable, accesses: tuple[Access, ...], queue: Hashable | None, out_of_order: bool, site: str
-    ) -> None:
+    def _declare(self, told: tuple[Hashable, tuple[Access, ...], Hashable | None, bool, str]) -> None:
+        event, accesses, queue, out_of_order, site = told
         self._report.say()
         node = self._order.nodes.get(event)
         if node is None:
@@ -228,18 +230,16 @@ class Checker:
         if not node.pending:
             self._report.add(self._take(node, accesses))
 
-    # What the steps are made of
-
     def _surveys(self, node: Node, accesses: tuple[Access, ...]) -> list[Survey]:
         """Return what the accesses of a command that has its place find and would change."""
         if node.start is not None:
             node.start.mapped = False  # only now can the unmap stand for its map
-        surveys = []
+        surveys, by_number = [], self._objects.uses
         for access in accesses:
             if access.start < access.stop:
-                uses = self._uses.get(access.obj)
+                uses = by_number.get(access.obj)
                 if uses is None:
-                    uses = self._uses[access.obj] = Uses()
+                    uses = by_number[access.obj] = Uses()
                 elif len(uses.segments) > uses.limit:
                     uses.compact()
                 surveys.append(Survey(uses, node, access))
@@ -253,7 +253,7 @@ class Checker:
             survey.uses.record(survey)
         return found
 
-    def _dependencies(self, accesses: list[Access]) -> list[Hashable]:
+    def _dependencies(self, accesses: tuple[Access, ...]) -> list[Hashable]:
         found: dict[Node, None] = {}
         for access in accesses:
             for node in self._collisions(access):
@@ -265,7 +265,7 @@ class Checker:
         return [node.event for node in self._order.ends(found)]
 
     def _collisions(self, access: Access) -> Iterable[Node]:
-        uses = self._uses.get(access.obj)
+        uses = self._objects.of(access.obj)
         if uses is not None:
             yield from (node for node, _ in uses.colliding(access))
         for node in self._order.waiting:
@@ -279,7 +279,7 @@ class Checker:
             found += self._take(node, node.accesses)
         if not self._order.waiting:
             for obj in self._released:
-                self._uses.pop(obj, None)
+                self._objects.forget(obj)
             self._released.clear()
         return found
 

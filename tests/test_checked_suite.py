@@ -1,0 +1,56 @@
+"""The library's own tests and its example, under the hazard checker: none of them misses an event.
+
+All of them can be run so: ``CLMEMLIFE_CHECK=hazards python -m pytest`` (warnings are errors, so a finding fails the
+test that has it). Here the part that enqueues most; the example has a test of its own in ``test_examples.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+FILES = ["test_commands.py", "test_copy.py", "test_mapping.py", "test_migration.py", "test_cases_commands.py"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "CLMEMLIFE_CHECK": "hazards", "HYPOTHESIS_PROFILE": "default"},
+        cwd=TESTS.parent,
+        check=False,
+    )
+
+
+def test_the_tests_of_commands_copies_maps_and_migrations_have_no_finding() -> None:
+    done = run(*(str(TESTS / name) for name in FILES))
+    assert done.returncode == 0, done.stdout[-6000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 200
+
+
+def test_a_test_that_misses_an_event_would_fail(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    test = tmp_path / "test_planted.py"
+    test.write_text(
+        """
+import numpy as np
+import clmemlife as cml
+
+def test_two_fills(context, queue, queue2):
+    with cml.MemHandle.create_buffer(context, 64) as field:
+        cml.enqueue_fill(queue, field, np.int32(1))
+        cml.enqueue_fill(queue2, field, np.int32(2))
+""",
+        encoding="utf-8",
+    )
+    done = run("-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(tmp_path), str(test))
+    assert done.returncode == 1
+    assert "HazardWarning: write-after-write" in done.stdout

@@ -1,0 +1,570 @@
+"""Streams of chunks give NumPy's results in order, in bounded memory, and end without a trace however they end."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import clmemlife as cml
+from clmemlife import (
+    ContextMismatchError,
+    DependencyError,
+    In,
+    InOut,
+    Out,
+    UnorderedAccessError,
+    _chunks,
+    _journal,
+)
+
+SOURCE = """
+__kernel void blend(__global const uchar *x, __global uchar *y) { y[get_global_id(0)] = x[get_global_id(0)] * 3 + 1; }
+__kernel void blend_here(__global uchar *x) { x[get_global_id(0)] = x[get_global_id(0)] * 3 + 1; }
+__kernel void total(__global const uchar *x, uint n, __global uint *y) {
+  uint s = 0;
+  for (uint i = 0; i < n; ++i) s += x[i];
+  y[0] = s; y[1] = n;
+}
+"""
+OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+
+
+@pytest.fixture(scope="module")
+def kernels(context):
+    program = cl.Program(context, SOURCE).build()
+    return {name: cl.Kernel(program, name) for name in ("blend", "blend_here", "total")}
+
+
+@pytest.fixture(scope="module")
+def queues(context, devices):
+    """Three queues of each device, in order."""
+    return [cl.CommandQueue(context, device) for device in (devices[0], devices[-1]) for _ in range(3)]
+
+
+@pytest.fixture
+def mix(kernels):
+    def launch(slot, wait_for):
+        if slot.input is slot.output:
+            uses = [InOut(slot.input, 0, slot.input_bytes)]
+        else:
+            uses = [In(slot.input, 0, slot.input_bytes), Out(slot.output, 0, slot.input_bytes)]
+        kernel = kernels["blend" if len(uses) == 2 else "blend_here"]
+        return cml.enqueue_kernel(slot.queue, kernel, (slot.input_bytes,), None, *uses, wait_for=wait_for)
+
+    return launch
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_stream_left(context, wait):
+    yield
+    gc.collect()
+    cml.staging(context).trim()
+    wait(lambda: cml.statistics().staging_bytes == 0, "all pinned memory is given back")
+
+
+def mixed(data: np.ndarray) -> np.ndarray:
+    return (data.view(np.uint8) * np.uint8(3) + np.uint8(1)).reshape(-1)
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=14),
+    depth=st.integers(1, 4),
+    spread=st.sampled_from([(0,), (0, 1), (0, 1, 2), (0, 3), (0, 1, 3, 4), (0, 1, 2, 3, 4, 5)]),
+    deal=st.sampled_from(["round_robin", "load"]),
+    in_place=st.booleans(),
+    out_of_order=st.booleans(),
+)
+def test_results_are_numpy_s_in_order(context, queues, mix, sizes, depth, spread, deal, in_place, out_of_order):
+    chosen = [queues[number] for number in spread]
+    if out_of_order:
+        chosen = [cl.CommandQueue(context, queue.device, OUT_OF_ORDER) for queue in chosen]
+    chunks = [noise(size, number) for number, size in enumerate(sizes)]
+    with cml.check_hazards():
+        stream = cml.stream_chunks(
+            chunks, mix, queues=chosen, depth=depth, chunk_bytes=3000, deal=deal, in_place=in_place
+        )
+        results = list(stream)
+    assert len(results) == len(chunks)
+    for result, chunk in zip(results, chunks, strict=True):
+        assert np.array_equal(result, mixed(chunk))
+    assert cml.live() == ()
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(0, 9),
+    depth=st.integers(1, 3),
+    lanes=st.sampled_from([1, 2]),
+    fails=st.integers(0, 10),
+    where=st.sampled_from(["producer", "launch", "after the launch", "size", "kernel", "consumer"]),
+)
+def test_whatever_fails_ends_the_stream_after_the_results_before(
+    context, queues, mix, count, depth, lanes, fails, where
+):
+    class Planned(Exception):
+        pass
+
+    def producer():
+        for number in range(count):
+            if where == "producer" and number == fails:
+                raise Planned
+            yield noise(4000 if where == "size" and number == fails else 1000, number)
+
+    def launch(slot, wait_for):
+        if slot.index == fails and where == "launch":
+            raise Planned
+        if slot.index == fails and where == "kernel":
+            gate = cl.UserEvent(context)
+            gate.set_status(-5)
+            return gate
+        done = mix(slot, wait_for)
+        if slot.index == fails and where == "after the launch":
+            raise Planned
+        return done
+
+    got = []
+    failed = fails < count
+    with cml.check_hazards():
+        stream = cml.stream_chunks(producer(), launch, queues=queues[: 3 * lanes], depth=depth, chunk_bytes=1000)
+        raised = None
+        try:
+            for result in stream:
+                assert np.array_equal(result, mixed(noise(1000, len(got))))
+                if where == "consumer" and len(got) == fails:
+                    raise Planned
+                got.append(None)
+        except (Planned, ValueError, DependencyError) as error:
+            raised = error
+        assert failed == (raised is not None)
+        if failed:
+            assert len(got) == fails
+        if failed and where != "consumer":
+            assert stream.failed is not None
+            assert stream.failed[0] == fails
+            assert f"in chunk {fails} of stream_chunks: {stream.failed[1]}" in raised.__notes__
+        result = raised = stream = None
+    gc.collect()
+    assert cml.live() == ()
+
+
+def test_a_failing_kernel_is_told_apart_from_a_failing_copy(context, queues, mix):
+    broken = cl.UserEvent(context)
+
+    def launch(slot, wait_for):
+        return mix(slot, [wait_for, broken]) if slot.index == 1 else mix(slot, wait_for)
+
+    stream = cml.stream_chunks([noise(10)] * 3, launch, queues=queues[:3])
+    next(stream)
+    broken.set_status(-5)
+    with pytest.raises(DependencyError, match="the launch of chunk 1 failed"):
+        next(stream)
+    assert stream.failed == (1, "launch")
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_results_keep_shape_and_dtype_of_their_chunk(queues, mix):
+    chunks = [np.arange(12, dtype=np.int16).reshape(3, 4), np.arange(2.0), np.float32(1.5)]
+    found = list(cml.stream_chunks(chunks, mix, queues=queues[0], chunk_bytes=64))
+    assert [(one.shape, one.dtype) for one in found] == [((3, 4), np.int16), ((2,), np.float64), ((), np.float32)]
+
+
+def test_chunks_need_not_be_contiguous(queues, mix):
+    chunk = noise(400).reshape(20, 20)[::2, ::3]
+    (found,) = cml.stream_chunks([chunk], mix, queues=queues[0])
+    assert np.array_equal(found, chunk * np.uint8(3) + np.uint8(1))
+
+
+def test_results_can_be_of_another_size_and_type(queues, kernels):
+    def launch(slot, wait_for):
+        return cml.enqueue_kernel(
+            slot.queue, kernels["total"], (1,), None, In(slot.input, 0, slot.input_bytes), np.uint32(slot.input_bytes),
+            Out(slot.output), wait_for=wait_for,
+        )  # fmt: skip
+
+    data = noise(10_001)
+    with cml.check_hazards():
+        stream = cml.stream_chunks(
+            data, launch, queues=queues[:3], chunk_bytes=1000, output_bytes=8, output_dtype=np.uint32
+        )
+        found = np.array(list(stream))
+    assert found.tolist() == [[data[k : k + 1000].sum(), min(1000, 10_001 - k)] for k in range(0, 10_001, 1000)]
+
+
+def test_launch_may_lower_what_is_copied_out(queues, mix):
+    def launch(slot, wait_for):
+        slot.output_bytes = slot.index
+        return mix(slot, wait_for)
+
+    found = list(cml.stream_chunks([noise(100)] * 4, launch, queues=queues[:3]))
+    assert [one.size for one in found] == [0, 1, 2, 3]
+    assert np.array_equal(found[3], mixed(noise(100)[:3]))
+
+
+def test_with_no_output_the_results_are_empty_and_the_kernels_are_done(context, queues, kernels):
+    with cml.MemHandle.create_buffer(context, 64, label="sums") as sums:
+        cml.enqueue_fill(queues[0], sums, np.uint32(0)).wait()
+        done = []
+
+        def launch(slot, wait_for):
+            done.append(
+                cml.enqueue_kernel(
+                    slot.queue, kernels["total"], (1,), None, In(slot.input), np.uint32(slot.input_bytes),
+                    InOut(sums), wait_for=wait_for,
+                )
+            )  # fmt: skip
+            return done[-1]
+
+        with cml.check_hazards():
+            found = list(cml.stream_chunks([noise(100)] * 5, launch, queues=queues[:3], output_bytes=0))
+        assert [one.size for one in found] == [0] * 5
+        assert all(one.command_execution_status == 0 for one in done)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 5001])
+def test_arrays_files_and_functions_are_cut_and_filled(tmp_path, queues, mix, size):
+    data = noise(size)
+    path = tmp_path / "data"
+    path.write_bytes(data.tobytes())
+    sources = [data, io.BytesIO(data.tobytes())]
+    if size:
+        sources.append(np.memmap(path, np.uint8, "r"))
+    with path.open("rb") as file, path.open("rb", buffering=0) as raw:
+        sources += [file, itertools.repeat(raw.readinto)]
+        for source in sources:
+            found = [one.copy() for one in cml.stream_chunks(source, mix, queues=queues[:3], chunk_bytes=1000)]
+            assert np.array_equal(np.concatenate([np.empty(0, np.uint8), *found]), mixed(data))
+
+
+def test_a_function_that_returns_nothing_has_filled_everything(queues, mix):
+    def fill(memory):
+        memory[:] = 5
+
+    (found,) = cml.stream_chunks([fill], mix, queues=queues[:3], chunk_bytes=30)
+    assert found.tolist() == [16] * 30
+
+
+def test_bytes_are_chunks_too(queues, mix):
+    (found,) = cml.stream_chunks([b"\x01\x02"], mix, queues=queues[:3])
+    assert found.tolist() == [4, 7]
+
+
+def test_a_result_stays_valid_for_as_long_as_it_is_held(queues, mix):
+    stream = cml.stream_chunks((noise(1000, number) for number in range(30)), mix, queues=queues[:3])
+    kept = list(stream)
+    del stream
+    gc.collect()
+    for number, one in enumerate(kept):
+        assert np.array_equal(one, mixed(noise(1000, number)))
+
+
+# -- memory and time ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("depth", "lanes"), [(1, 1), (3, 1), (2, 2)])
+def test_memory_is_that_of_the_chunks_in_flight_however_long_the_stream(context, queues, mix, depth, lanes):
+    size = 1 << 16
+    cml.staging(context).trim()
+    with cml.track("record") as tracked:
+        stream = cml.stream_chunks(
+            itertools.repeat(lambda memory: None, 300), mix, queues=queues[: 3 * lanes], depth=depth, chunk_bytes=size
+        )
+        pinned = [cml.statistics().staging_bytes for _ in stream]
+    assert len(pinned) == 300
+    assert tracked.peak_bytes == 2 * depth * lanes * size
+    assert max(pinned) <= (2 * depth * lanes + 2) * size
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_producer_is_asked_for_no_more_than_is_in_flight(queues, mix, lanes):
+    taken = []
+
+    def producer():
+        for number in range(20):
+            taken.append(number)
+            yield noise(100, number)
+
+    stream = cml.stream_chunks(producer(), mix, queues=queues[: 3 * lanes], depth=3)
+    assert taken == []
+    for number, _ in enumerate(stream):
+        assert len(taken) <= number + 1 + 3 * lanes
+    assert len(taken) == 20
+
+
+def test_entering_the_stream_makes_its_memory_and_leaving_it_gives_it_back(queues, mix):
+    with cml.stream_chunks([noise(100)], mix, queues=queues[:3], depth=2, chunk_bytes=100) as stream:
+        assert sorted(one.label for one in cml.live()) == ["stream input"] * 2 + ["stream output"] * 2
+        assert {one.site.rpartition(":")[0] for one in cml.live()} == {__file__}
+    assert cml.live() == ()
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop"])
+def test_a_stream_that_is_left_early_leaves_nothing(queues, mix, how):
+    closed = []
+
+    def producer():
+        try:
+            for number in itertools.count():
+                yield noise(1000, number)
+        finally:
+            closed.append(True)
+
+    stream = cml.stream_chunks(producer(), mix, queues=queues[:3])
+    assert np.array_equal(next(stream), mixed(noise(1000)))
+    assert len(cml.live()) == 6
+    if how == "close":
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    elif how == "with":
+        with stream:
+            next(stream)
+    del stream
+    assert cml.live() == ()
+    assert closed == [True]
+
+
+def test_leaving_early_does_not_wait_for_commands(context, queues, mix):
+    gate = cl.UserEvent(context)
+    away = [cl.CommandQueue(context, queues[0].device) for _ in range(3)]
+
+    def launch(slot, wait_for):
+        return mix(slot, [wait_for, gate] if slot.index else wait_for)
+
+    stream = cml.stream_chunks([noise(100)] * 3, launch, queues=away)
+    next(stream)
+    stream.close()
+    assert cml.live() == ()
+    assert cml.statistics().pending_bytes > 0
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    for queue in away:
+        queue.finish()
+
+
+def test_the_first_commands_wait_for_the_wait_list(context, queues, mix, wait):
+    gate = cl.UserEvent(context)
+    enqueued = []
+
+    def launch(slot, wait_for):
+        enqueued.append(mix(slot, wait_for))
+        return enqueued[-1]
+
+    found = []
+    work = threading.Thread(
+        target=lambda: found.extend(cml.stream_chunks([noise(10)], launch, queues=queues[:3], wait_for=gate))
+    )
+    work.start()
+    wait(lambda: enqueued, "the kernel is enqueued")
+    assert enqueued[0].command_execution_status > 0
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    work.join(20)
+    assert np.array_equal(found[0], mixed(noise(10)))
+
+
+def test_streams_run_in_several_threads_at_once(context, devices, mix):
+    wrong = []
+
+    def work(seed: int) -> None:
+        own = [cl.CommandQueue(context, devices[seed % len(devices)]) for _ in range(3)]
+        for number, one in enumerate(cml.stream_chunks((noise(999, seed + k) for k in range(20)), mix, queues=own)):
+            if not np.array_equal(one, mixed(noise(999, seed + number))):
+                wrong.append((seed, number))
+
+    threads = [threading.Thread(target=work, args=(100 * seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.commands: list[_journal.Command] = []
+
+    def before(self, command):
+        pass
+
+    def after(self, command):
+        self.commands.append(command)
+
+    def abandoned(self, command):
+        pass
+
+    def host(self, record):
+        pass
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_plan_says_what_the_commands_wait_for(queues, mix, in_place):
+    stream = cml.stream_chunks([noise(100)] * 8, mix, queues=queues[:3], in_place=in_place)
+    recorder = Recorder()
+    _journal.subscribe(recorder)
+    try:
+        list(stream)
+    finally:
+        _journal.unsubscribe(recorder)
+    names, said = {}, {}
+    for number, command in enumerate(one for one in recorder.commands if one.kind != "migrate"):
+        chunk, step = divmod(number, 3)
+        step = ("copy in", "launch", "copy out")[step]
+        names[command.event] = step, chunk
+        waits = [(name, before - chunk) for name, before in (names.get(one, ("", 0)) for one in command.waits) if name]
+        said[step, chunk] = ", ".join(f"{name} k-{-back}" if back else f"{name} k" for name, back in waits)
+    plan = stream.plan()
+    for step in ("copy in", "launch", "copy out"):
+        assert f"wait_for=[{said[step, 6]}]" in next(line for line in plan.splitlines() if f"  {step} k" in line)
+
+
+def test_the_plan_of_several_devices_has_them_all(queues, mix):
+    plan = cml.stream_chunks([], mix, queues=queues, depth=2).plan()
+    assert "k % 2 == 0" in plan
+    assert "k % 2 == 1" in plan
+    assert "copy out k-4" in plan
+    by_load = cml.stream_chunks([], mix, queues=queues, deal="load", output_bytes=0).plan()
+    assert "the slot's last chunk" in by_load
+    assert "copy out" not in by_load
+
+
+@pytest.mark.unordered("the event is left out")
+def test_a_launch_that_ignores_its_wait_list_is_found(queues, kernels):
+    def launch(slot, wait_for):
+        return cml.enqueue_kernel(
+            slot.queue, kernels["blend"], (slot.input_bytes,), None, In(slot.input), Out(slot.output)
+        )
+
+    with cml.check_hazards(), pytest.raises(UnorderedAccessError) as caught:
+        list(cml.stream_chunks([noise(100)] * 2, launch, queues=queues[:3]))
+    assert "in chunk 0 of stream_chunks: launch" in caught.value.__notes__
+
+
+@pytest.mark.unordered("the event is left out")
+def test_a_stream_that_let_chunks_overtake_each_other_would_be_found(queues, mix, monkeypatch):
+    real = _chunks.transfer
+
+    def careless(*args, to_device):
+        return real(*args[:-1], None if to_device else args[-1], to_device=to_device)
+
+    monkeypatch.setattr(_chunks, "transfer", careless)
+    monkeypatch.setattr(_chunks.Run, "_finish", lambda self, flight, number: np.empty(0))
+    with cml.check_hazards("record") as checker:
+        list(cml.stream_chunks([noise(100)] * 8, mix, queues=queues[:3]))
+    assert "stream input" in {finding.label for finding in checker.findings}
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"queues": []}, ValueError, "at least one queue"),
+        ({"queues": [1]}, TypeError, "CommandQueue"),
+        ({"launch": None}, TypeError, "callable"),
+        ({"depth": 0}, ValueError, "depth"),
+        ({"depth": 1.5}, TypeError, "int"),
+        ({"chunk_bytes": 0}, ValueError, "chunk_bytes"),
+        ({"output_bytes": -1}, ValueError, "output_bytes"),
+        ({"output_bytes": 4, "in_place": True}, ValueError, "in place"),
+        ({"deal": "cards"}, ValueError, "deal"),
+        ({"chunks": b"abc"}, TypeError, "iterable of arrays"),
+        ({"chunks": 5}, TypeError, "iterable"),
+        ({"chunks": np.zeros(5)}, ValueError, "chunk_bytes"),
+        ({"chunks": np.zeros((4, 4))[:, 1], "chunk_bytes": 8}, ValueError, "contiguous"),
+        ({"chunks": np.zeros(4), "chunk_bytes": 7}, ValueError, "8 bytes of an element"),
+        ({"wait_for": 5}, TypeError, "wait_for"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_at_once(queues, mix, wrong, error, words):
+    arguments = {"chunks": [], "launch": mix, "queues": queues[:3], **wrong}
+    with pytest.raises(error, match=words):
+        cml.stream_chunks(arguments.pop("chunks"), arguments.pop("launch"), **arguments)
+
+
+def test_queues_of_two_contexts_are_refused(devices, queues, mix):
+    with pytest.raises(ContextMismatchError):
+        cml.stream_chunks([], mix, queues=[queues[0], cl.CommandQueue(cl.Context(devices[:1]))])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "options", "error", "words"),
+    [
+        ([1, 2], {}, TypeError, "a chunk must be an array"),
+        (np.array([object()]), {}, TypeError, "Python objects"),
+        (lambda memory: 11, {"chunk_bytes": 10}, ValueError, "a chunk of 11 bytes"),
+        (lambda memory: -1, {"chunk_bytes": 10}, ValueError, "a chunk of -1 bytes"),
+        (lambda memory: 1, {}, ValueError, "needs chunk_bytes"),
+        (noise(3), {"output_dtype": np.int16}, ValueError, "whole number"),
+    ],
+)
+def test_chunks_that_are_none_are_refused_with_their_number(queues, mix, chunk, options, error, words):
+    stream = cml.stream_chunks([chunk], mix, queues=queues[:3], **options)
+    with pytest.raises(error, match=words):
+        next(stream)
+    assert stream.failed[0] == 0
+
+
+@pytest.mark.parametrize(("returned", "words"), [(None, "must return the event"), (5, "wait_for takes")])
+def test_launch_must_return_an_event(queues, returned, words):
+    stream = cml.stream_chunks([noise(5)], lambda slot, wait_for: returned, queues=queues[:3])
+    with pytest.raises(TypeError, match=words):
+        next(stream)
+    assert stream.failed == (0, "launch")
+
+
+def test_launch_cannot_copy_out_more_than_there_is(queues, mix):
+    def launch(slot, wait_for):
+        slot.output_bytes += 1
+        return mix(slot, wait_for)
+
+    with pytest.raises(ValueError, match="of at most 5"):
+        next(cml.stream_chunks([noise(5)], launch, queues=queues[:3]))
+
+
+def test_exit_with_a_stream_under_way_is_silent(run):
+    out = run("""
+        kernel = cl.Kernel(program, "inc")
+        def launch(slot, wait_for):
+            return cml.enqueue_kernel(slot.queue, kernel, (10,), None, InOut(slot.input), wait_for=wait_for)
+        stream = cml.stream_chunks([np.arange(10, dtype=np.int32)] * 9, launch, queues=queue, in_place=True)
+        result = next(stream)
+        print(result.sum())
+    """)
+    assert out == "55\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--chunks", "1", "--depth", "1"), ("--elements", "1", "--chunks", "12")])
+def test_the_example_of_two_devices_is_right_and_leaves_nothing(options):
+    example = Path(__file__).resolve().parents[1] / "examples" / "two_device_pipeline.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", str(example), *options],
+        capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith("chunks are right, 0 objects alive")
+    assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["fill", "decay", "migrate", "smooth", "read"]
