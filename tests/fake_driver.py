@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyopencl as cl
 
 import clmemlife as cml
-from clmemlife import _callbacks, _hostmem, _inflight, _ledger, _opencl
+from clmemlife import _callbacks, _foreign, _hostmem, _inflight, _ledger, _opencl
 from clmemlife.exceptions import CallError
 
 CREATE = ("create_buffer", "create_image", "get_sub_region")
@@ -171,7 +171,7 @@ class FakeDriver:
             sorted(entry[0].int_ptr for entry in _inflight.entries()),
             (now.current_bytes, now.current_count, now.pending_bytes, now.leased_bytes),
             sum(not lease.watch.dead for lease in _hostmem._leases.values()),
-            _callbacks.outstanding(),
+            _callbacks.outstanding() - _foreign.watched(),
         )
 
     def _roots(self) -> list[tuple[int, _ledger.Root]]:

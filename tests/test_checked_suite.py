@@ -13,16 +13,19 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
+OTHERS = ["cacheprovider", "benchmark", "xdist"]
+"""Plugins that this run has no use for; some warn, which is an error, when they meet each other."""
 FILES = ["test_commands.py", "test_copy.py", "test_mapping.py", "test_migration.py", "test_cases_commands.py"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in OTHERS), *arguments],
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "CLMEMLIFE_CHECK": "hazards", "HYPOTHESIS_PROFILE": "default"},
+        env={**inherited, "CLMEMLIFE_CHECK": "hazards", "HYPOTHESIS_PROFILE": "default"},
         cwd=TESTS.parent,
         check=False,
     )

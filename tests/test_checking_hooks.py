@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ import clmemlife as cml
 from clmemlife import HazardError, MapFlags, Mapping, MemHandle, UnorderedAccessError
 from clmemlife.diagnostics import _hooks
 
+pytestmark = pytest.mark.skipif(
+    "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""), reason="about the checker itself, which is to be the only one"
+)
 ONE = np.int32(1)
 HOOKED = [
     (cl.Event, "wait"),

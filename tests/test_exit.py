@@ -153,7 +153,13 @@ def python(run_process):
     return run_code
 
 
-@pytest.mark.parametrize("state", STATES)
+FAULTS = {
+    "a gated migration": pytest.mark.nvidia_fault("gated migration", run=True),
+    "a daemon thread that waits for a gated command": pytest.mark.nvidia_fault("thread in a wait at exit", run=True),
+}
+
+
+@pytest.mark.parametrize("state", [pytest.param(state, marks=FAULTS.get(state, ())) for state in STATES])
 def test_exit_is_silent_and_timely_and_keeps_the_exit_code_with(python, state, context):
     done, seconds = python(STATES[state])
     waits_in_driver = state == "a daemon thread that waits for a gated command"

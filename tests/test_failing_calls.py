@@ -156,6 +156,8 @@ class Operation:
         It needs a device with images.
     several : bool
         It enqueues several commands, of which the first are under way when a later one fails.
+    marks : pytest mark
+        What its tests are marked with.
     """
 
     def __init__(self, prepare: Callable[[World], Iterator[Act]], covers: tuple[str, ...], **options: Any) -> None:
@@ -165,6 +167,7 @@ class Operation:
         self.warns = options.get("warns", ())
         self.images = options.get("images", False)
         self.several = options.get("several", False)
+        self.marks = options.get("marks", ())
 
 
 def operation(*covers: str, **options: Any) -> Callable[[Callable[[World], Iterator[Act]]], None]:
@@ -642,7 +645,7 @@ def migration_of_nothing(world):
     yield lambda: Migration(world.queue, [])
 
 
-@operation("Migration")
+@operation("Migration", marks=pytest.mark.nvidia_fault("gated migration"))
 def migration_that_waits_for_another_queue(world):
     with world.buffer() as buffer, world.pending() as event:
         yield lambda: Migration(world.queue, buffer, wait_for=event)
@@ -797,7 +800,9 @@ def absorbed(plan: Plan, status: int, problems: list[str], given_up: int) -> Non
         assert len(plan.errors) == 1
         assert not problems
     else:
-        assert plan.name == "wrap_event", f"nothing was raised though {plan.name} failed"
+        # A reader that cannot be told when an object of others is gone takes it for another one each time.
+        unseen = ("wrap_event", "set_destructor_callback") if _journal.listeners else ("wrap_event",)
+        assert plan.name in unseen, f"nothing was raised though {plan.name} failed"
         assert not problems
 
 
@@ -816,7 +821,7 @@ def rightly_raised(error: BaseException, plan: Plan, status: int, problems: list
         assert "out of memory for" in str(error)
         assert error.code == status
         return
-    if plan.name in ("set_kernel_arg_mem", "set_kernel_arg_bytes"):
+    if plan.name in ("set_kernel_arg_buf", "set_kernel_arg_bytes"):
         assert isinstance(error, CallError)
         assert (error.routine, error.code) == ("clSetKernelArg", status)
         assert "argument " in str(error)
@@ -873,13 +878,17 @@ def sweep(name: str, world: World, status: int, *, stays: bool = False) -> set[s
     raise AssertionError("unreachable")
 
 
+def named(name: str) -> Any:
+    return pytest.param(name, marks=OPERATIONS[name].marks)
+
+
 def available(name: str, context: cl.Context) -> None:
     if OPERATIONS[name].images and not any(device.image_support for device in context.devices):
         pytest.skip("no device with images")
 
 
 @pytest.mark.unordered("a refused unmap leaves the object mapped for ever")
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", map(named, OPERATIONS))
 def test_a_failing_call_leaves_everything_as_it_was(name, world):
     available(name, world.context)
     sweep(name, world, STATUS.MEM_OBJECT_ALLOCATION_FAILURE)
@@ -887,14 +896,14 @@ def test_a_failing_call_leaves_everything_as_it_was(name, world):
 
 
 @pytest.mark.unordered("a refused copy leaves nothing defined")
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", map(named, OPERATIONS))
 def test_a_call_that_goes_on_failing_leaves_everything_as_it_was(name, world):
     available(name, world.context)
     sweep(name, world, STATUS.OUT_OF_RESOURCES, stays=True)
     sweep(name, world, STATUS.OUT_OF_HOST_MEMORY, stays=True)
 
 
-COMMANDS = [name for name, one in OPERATIONS.items() if any("." not in covered for covered in one.covers)]
+COMMANDS = [named(name) for name, one in OPERATIONS.items() if any("." not in covered for covered in one.covers)]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

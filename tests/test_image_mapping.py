@@ -172,6 +172,8 @@ def test_every_listed_format_of_every_kind_maps_to_its_bytes(context: cl.Context
 )  # fmt: skip
 def test_the_dtype_is_that_of_a_channel(context: cl.Context, queue: cl.CommandQueue, type_: str, dtype: Any) -> None:
     format = cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, type_))
+    if format not in cl.get_supported_image_formats(context, cl.mem_flags.READ_WRITE, cl.mem_object_type.IMAGE2D):
+        pytest.skip(f"the devices have no {format!r}")
     with MemHandle.create_image(context, (4, 3), format) as image, Mapping(queue, image, READ) as mapping:
         assert mapping.array.dtype == dtype
         assert mapping.array.shape == (3, 4, 4)
@@ -242,7 +244,9 @@ def test_a_planted_fault_that_ignores_the_pitches_is_caught(
 
     def tight(self: Any, result: Any) -> Any:
         width, height, _ = self.window[1]
-        first, event, _, _ = result
+        first, event, row, _ = result
+        if row == width * self.pixel:  # a driver that copies the window out, without gaps: there another pitch is wrong
+            width //= 2
         return true(self, (first, event, width * self.pixel, width * height * self.pixel))
 
     format = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)

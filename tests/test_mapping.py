@@ -46,9 +46,9 @@ def content(queue: cl.CommandQueue, handle: MemHandle, wait_for: Any = None) -> 
     return out
 
 
-def map_count(handle: MemHandle, expected: int) -> int:
+def map_count(handle: MemHandle, expected: int, seconds: float = 10) -> int:
     """Return how often it is mapped, when that has come to what is expected: Intel's count lags behind its events."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + seconds
     while handle.info().map_count != expected and time.monotonic() < deadline:
         time.sleep(0.002)
     return handle.info().map_count
@@ -331,10 +331,12 @@ def test_a_mapping_nobody_ended_is_unmapped_and_reported_with_its_site(
 def test_a_pending_map_dropped_without_use_is_unmapped_when_it_can_be(
     queue: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent
 ) -> None:
+    mapping = Mapping(queue, field, WRITE, wait_for=gate)
+    counted = map_count(field, 1, seconds=2)  # some drivers count a map when it is made, some when its turn comes
     with pytest.warns(LeakWarning, match="collected while open"):
-        Mapping(queue, field, WRITE, wait_for=gate)
+        del mapping
         gc.collect()
-    assert map_count(field, 1) == 1
+    assert map_count(field, counted) == counted
     gate.set_status(COMPLETE)
     queue.finish()
     assert map_count(field, 0) == 0

@@ -235,14 +235,18 @@ def test_no_queue_is_flushed_for_complete_and_user_events(context, queue, queue2
     assert flushed == []
 
 
-def test_each_foreign_queue_is_flushed(context, devices, queue, queue2, gate, flushed):
+@pytest.mark.parametrize("kind", ["fill", pytest.param("migration", marks=pytest.mark.nvidia_fault("gated migration"))])
+def test_each_foreign_queue_is_flushed(context, devices, queue, queue2, gate, flushed, kind):
     third = cl.CommandQueue(context, devices[0])
     with MemHandle.create_buffer(context, 64) as handle:
         pending = [
             cml.enqueue_fill(one, handle, np.int32(0), 32, offset=start, wait_for=gate)
             for one, start in ((queue2, 0), (third, 32))
         ]
-        migration = Migration(queue, handle, wait_for=pending)
+        if kind == "migration":
+            done = Migration(queue, handle, wait_for=pending)
+        else:
+            done = cml.enqueue_fill(queue, handle, np.int32(1), wait_for=pending)
         assert flushed == [queue2, third]
         gate.set_status(COMPLETE)
-        migration.wait()
+        done.wait()

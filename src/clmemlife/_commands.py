@@ -22,6 +22,12 @@ __all__ = ["enqueue_fill", "enqueue_kernel"]
 _kernel_locks = [threading.RLock() for _ in range(16)]
 
 
+def _facts(kernel: cl.Kernel) -> tuple[int, int]:
+    """Return the number of arguments of a kernel and which lock it has (by its address), remembered with it."""
+    known = kernel._clmemlife_facts = kernel.num_args, (kernel.int_ptr >> 4) & 15
+    return known
+
+
 def renew_locks() -> None:
     """Replace the locks, in a forked child: threads of the parent may have held them."""
     _kernel_locks[:] = [threading.RLock() for _ in _kernel_locks]
@@ -72,37 +78,36 @@ def enqueue_kernel(
     check_queue(queue)
     if not isinstance(kernel, cl.Kernel):
         raise TypeError(f"kernel must be a pyopencl.Kernel, not {type(kernel).__name__}")
-    if len(args) != kernel.num_args:
-        raise TypeError(f"kernel {kernel.function_name!r} takes {kernel.num_args} arguments, {len(args)} were given")
+    known = getattr(kernel, "_clmemlife_facts", None) or _facts(kernel)
+    if len(args) != known[0]:
+        raise TypeError(f"kernel {kernel.function_name!r} takes {known[0]} arguments, {len(args)} were given")
     waits = None if wait_for is None else _waitlist.prepare(queue, wait_for)
     watched = bool(_journal.listeners)
     held: list[Any] = [kernel]
     uses: list[Use] = []
-    int_ptr = kernel.int_ptr
-    with _kernel_locks[(int_ptr >> 4) & 15]:
+    with _kernel_locks[known[1]]:
         try:
             for index, arg in enumerate(args):
                 declared = None
                 if isinstance(arg, Declared):
                     declared, arg = arg, arg.mem
                 if isinstance(arg, MemHandle):
-                    held.append(arg._share())
+                    mem = arg._share()
                     check_usable(arg, queue)
-                    entry = arg._entry
-                    if watched or entry.root.maps:
+                    if watched or arg._entry.root.maps:
                         uses.append(_use(kernel, index, arg, declared))
-                    _opencl.set_kernel_arg_mem(int_ptr, index, entry.int_ptr)
+                    _opencl.set_kernel_arg(kernel, index, mem)
+                    held.append(mem)
                 elif isinstance(arg, np.generic):
-                    data = arg.tobytes()
-                    _opencl.set_kernel_arg_bytes(int_ptr, index, len(data), data)
+                    _opencl.set_kernel_arg_buf(kernel, index, arg)
                 elif isinstance(arg, cl.LocalMemory):
-                    _opencl.set_kernel_arg_bytes(int_ptr, index, arg.size, None)
+                    _opencl.set_kernel_arg_bytes(kernel.int_ptr, index, arg.size, None)
                 else:
                     if isinstance(arg, cl.MemoryObjectHolder) and (watched or any_maps()):
                         uses.append(_use(kernel, index, arg, declared))
                     _set_other(kernel, args, index, arg)
                     held.append(arg)
-        except CallError as error:
+        except (CallError, cl.LogicError) as error:
             detail = f"argument {index} of kernel {kernel.function_name!r} cannot be {arg!r}"
             raise CallError(error.routine, error.code, detail) from None
         event: cl.Event = submit(

@@ -40,6 +40,12 @@ def known(root: _ledger.Root) -> _ledger.Root:
     return root
 
 
+def watched() -> int:
+    """Return how many objects are watched for that."""
+    with _lock:
+        return sum(not watch.dead for _, watch in _roots.values())
+
+
 def _tidy() -> list[_ledger.Root]:
     global _limit
     dead = [int_ptr for int_ptr, (_, watch) in _roots.items() if watch.dead]

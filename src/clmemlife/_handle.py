@@ -12,7 +12,6 @@ from ._images import check_image, image_bytes, pixel_size
 from ._meminfo import (
     ASSOCIATED,
     HOST_PTR_FLAGS,
-    Facts,
     address_of,
     allocate,
     buffer_size,
@@ -105,8 +104,7 @@ class MemHandle(Reference):
             host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         arguments = (context, flags._value_, size, None if host is None else host.view)
         mem = allocate(_opencl.create_buffer, arguments, size, limits)
-        facts = Facts(cl.mem_object_type.BUFFER, "buffer", size, flags, context)
-        return cls._take(mem, "create_buffer", label, site, None, host, facts)
+        return cls._take(mem, "create_buffer", label, site, None, host, (context, size, flags))
 
     @classmethod
     def create_image(

@@ -20,6 +20,7 @@ from . import _opencl
 
 Entry = tuple[cl.Event, Any, Sequence[cl.Event] | None]
 
+_STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
 _table: deque[Entry] = deque()
 _failed: deque[tuple[cl.Event, Sequence[cl.Event] | None]] = deque(maxlen=64)
 
@@ -32,13 +33,13 @@ def hold(event: cl.Event, used: object, waits: Sequence[cl.Event] | None) -> Non
 
 def sweep(limit: int | None = None) -> None:
     """Let go of what is complete, looking at `limit` entries (``None``: all)."""
-    for _ in range(len(_table) if limit is None else limit):
+    for _ in range(len(_table) if limit is None else min(limit, len(_table))):
         try:
             entry = _table.popleft()
         except IndexError:
             return
         try:
-            status = entry[0].command_execution_status
+            status = entry[0].get_info(_STATUS)
         except cl.Error:
             status = 1  # cannot be known: keep it, a leak is better than a dangling pointer
         if status > 0:

@@ -282,7 +282,8 @@ def _strike(entry: Entry | MapEntry) -> None:
     try:
         if type(entry) is MapEntry:
             if _open_maps.pop(entry.number, None) is not None:
-                entry.root.maps = tuple(one for one in entry.root.maps if one is not entry)
+                maps = entry.root.maps
+                entry.root.maps = () if len(maps) == 1 else tuple([one for one in maps if one is not entry])
                 _drop(entry.root)
         elif type(entry) is Entry and _entries.pop(entry.number, None) is not None:
             counters.current_count -= 1

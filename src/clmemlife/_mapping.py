@@ -97,7 +97,7 @@ class Mapping:
         site = caller_site()
         start, stop = held.offset + layout.start, held.offset + layout.stop
         entry = _ledger.MapEntry(held.root, start, stop, layout.box, (0, 0), writes, site, weakref.ref(self))
-        self._open = open_ = OpenMap(entry, held, reads)
+        self._open = open_ = OpenMap(entry, held, queue, reads)
         _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site))
         try:
             call, arguments = layout.call(queue, mem, flags._value_, waits, is_blocking)

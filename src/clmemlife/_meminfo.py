@@ -80,9 +80,9 @@ class Facts:
     size: int
     flags: MemFlags
     context: cl.Context
-    root: _ledger.Root | None = None
-    offset: int = 0
-    misaligned: frozenset[int] = frozenset()
+    root: _ledger.Root
+    offset: int
+    misaligned: frozenset[int]
 
 
 def measure(mem: Any, label: str | None, site: str) -> Facts:
@@ -177,6 +177,8 @@ def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits
 
 def buffer_size(size: object, host_bytes: int | None, limits: _limits.ContextLimits) -> int:
     """Return the size in bytes of a new buffer over `host_bytes` of host memory, checked."""
+    if type(size) is int and 0 < size <= limits.max_mem_alloc_size and host_bytes is None:
+        return size
     if size is None:
         if host_bytes is None:
             raise ValueError("create_buffer needs a size in bytes, or a hostbuf that has one")

@@ -84,13 +84,6 @@ def get_host_ptr(int_ptr: int) -> int | None:
     return value.value
 
 
-def set_kernel_arg_mem(kernel: int, index: int, int_ptr: int) -> None:
-    """Set a memory object as kernel argument: ``clSetKernelArg``."""
-    status = _clSetKernelArg(kernel, index, POINTER_BYTES, int_ptr.to_bytes(POINTER_BYTES, sys.byteorder))
-    if status != _SUCCESS:
-        raise CallError("clSetKernelArg", status)
-
-
 def set_kernel_arg_bytes(kernel: int, index: int, size: int, value: bytes | None) -> None:
     """Set `size` bytes of a by-value argument, or of local memory (`value` is ``None``): ``clSetKernelArg``."""
     status = _clSetKernelArg(kernel, index, size, value)
@@ -194,6 +187,7 @@ wrap_event = cl.Event.from_int_ptr
 create_buffer = cl.Buffer
 get_sub_region = cl.Buffer.get_sub_region
 set_kernel_arg = cl.Kernel.set_arg
+set_kernel_arg_buf = cl.Kernel._set_arg_buf  # of a NumPy scalar; the public way tries every other type first
 set_kernel_args = cl.Kernel.set_args
 enqueue_nd_range_kernel = cl.enqueue_nd_range_kernel
 _pyopencl_enqueue_copy = cl.enqueue_copy  # PyOpenCL's own names may be hooked later
@@ -251,7 +245,7 @@ ENTRY_POINTS = {
     "retain_mem_object": "clRetainMemObject",
     "release_mem_object": "clReleaseMemObject",
     "get_host_ptr": "clGetMemObjectInfo",
-    "set_kernel_arg_mem": "clSetKernelArg",
+    "set_kernel_arg_buf": "clSetKernelArg",
     "set_kernel_arg_bytes": "clSetKernelArg",
     "set_kernel_arg": "clSetKernelArg",
     "set_kernel_args": "clSetKernelArg",

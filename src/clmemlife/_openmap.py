@@ -46,13 +46,15 @@ class OpenMap:
         "held",
         "map_event",
         "memory_map",
+        "queue",
         "reads",
         "unmap_event",
     )
 
-    def __init__(self, entry: _ledger.MapEntry, held: _ledger.Entry, reads: bool) -> None:
+    def __init__(self, entry: _ledger.MapEntry, held: _ledger.Entry, queue: cl.CommandQueue, reads: bool) -> None:
         self.entry = entry
         self.held = held
+        self.queue = queue
         self.reads = reads
         self.anchor: Any = None
         self.array: Any = None
@@ -77,12 +79,23 @@ class OpenMap:
         """Return that for a record, if anybody wants one."""
         return (self.use,) if _journal.listeners else ()
 
+    def open_queue(self) -> cl.CommandQueue:
+        """Return the queue it was mapped with; the map event knows it even where the caller has closed it.
+
+        (Asked only then: drivers flush when a reference to a queue is given back.)
+        """
+        try:
+            self.queue.int_ptr  # noqa: B018 - raises for a closed one
+        except cl.Error:
+            return self.map_event.command_queue
+        return self.queue
+
     def close(self, wait_for: Any, queue: cl.CommandQueue | None) -> cl.Event:
         """Enqueue the unmap after the map (unless that failed) and after commands that use its memory."""
         map_event, pending = self.map_event, self.entry.pending
         waits = [map_event] if map_event.command_execution_status >= 0 else None
         if queue is None:
-            queue = map_event.command_queue  # the caller may have closed the one it mapped with
+            queue = self.open_queue()
         elif wait_for is None:
             wait_for = ()
         if wait_for is not None or pending:

@@ -25,14 +25,18 @@ def take(entry: _ledger.Entry) -> None:
 
 def give_back(int_ptr: int, entry: _ledger.Entry) -> str | None:
     """Give back what was taken; return what went wrong as text."""
-    problems = []
-    for one in (int_ptr,) if entry.root.int_ptr == int_ptr else (int_ptr, entry.root.int_ptr):
-        try:
-            _opencl.release_mem_object(one)
-        except CallError as error:
-            of = "" if one == int_ptr else "the root of "
-            problems.append(f"{error} for {of}{describe(entry.label, entry.size, entry.site, entry.kind)}")
-    return "; ".join(problems) or None
+    if entry.root.int_ptr == int_ptr:
+        return _release(int_ptr, entry, "")
+    problems = _release(int_ptr, entry, ""), _release(entry.root.int_ptr, entry, "the root of ")
+    return "; ".join(filter(None, problems)) or None
+
+
+def _release(int_ptr: int, entry: _ledger.Entry, of: str) -> str | None:
+    try:
+        _opencl.release_mem_object(int_ptr)
+    except CallError as error:
+        return f"{error} for {of}{describe(entry.label, entry.size, entry.site, entry.kind)}"
+    return None
 
 
 def collected(entry: _ledger.Entry) -> None:

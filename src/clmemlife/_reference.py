@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import pyopencl as cl
 
 from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
-from ._meminfo import Facts, MemInfo, measure, query
+from ._meminfo import MemInfo, measure, query
 from ._owning import collected, take
 from ._owning import give_back as _release
 from ._site import caller_site, describe, unraisable, warn_at
@@ -20,6 +20,8 @@ from .exceptions import CleanupWarning, ForkedProcessError, ReleasedError
 from .flags import MemFlags
 
 Self = TypeVar("Self", bound="Reference")
+_BUFFER = cl.mem_object_type.BUFFER
+_NONE: frozenset[int] = frozenset()
 
 
 class Reference:
@@ -249,29 +251,34 @@ class Reference:
     @classmethod
     def _take(
         cls: builtins.type[Self], mem: Any, how: str, label: str | None, site: str, parent: Reference | None,
-        host: _hostmem.HostMemory | None = None, fresh: Facts | None = None,
+        host: _hostmem.HostMemory | None = None, fresh: tuple[cl.Context, int, MemFlags] | None = None,
     ) -> Self:  # fmt: skip
         """Make the handle of `mem`, with a reference of its own: the last step, which alone can leave one behind.
 
-        `fresh` are the facts about a new object, which need not be asked for.
+        `fresh` is what is known of a new buffer: context, bytes and flags need not be asked for.
         """
         self = object.__new__(cls)
         int_ptr = mem.int_ptr
-        facts = measure(mem, label, site) if fresh is None else fresh
-        self._type, self._context, self._flags = facts.type, facts.context, facts.flags
+        if fresh is None:
+            facts = measure(mem, label, site)
+            self._type, self._context, self._flags = facts.type, facts.context, facts.flags
+            self._misaligned = facts.misaligned
+            kind, size, root, offset = facts.kind, facts.size, facts.root, facts.offset
+        else:
+            self._context, size, self._flags = fresh
+            self._type, kind, offset, self._misaligned = _BUFFER, "buffer", 0, _NONE
+            root = _ledger.Root(int_ptr, size, label, site)
         self._lock = RLock()
         self._gone = None
         self._parent = parent
-        self._misaligned = facts.misaligned
-        root = facts.root or _ledger.Root(int_ptr, facts.size, label, site)
-        entry = _ledger.Entry(int_ptr, facts.kind, facts.size, how, label, site, root, facts.offset, weakref.ref(self))
+        entry = _ledger.Entry(int_ptr, kind, size, how, label, site, root, offset, weakref.ref(self))
         self._entry = entry
         if fresh is None:
             same = _ledger.owner_of(int_ptr)
             if same is not None:
                 entry.watches = same.watches
         if host is not None:
-            entry.watches += host.lease(int_ptr, label, facts.size, site, root)
+            entry.watches += host.lease(int_ptr, label, size, site, root)
         self._finalizer = weakref.finalize(self, collected, entry)
         self._finalizer.atexit = False
         try:

@@ -100,7 +100,8 @@ class RawWatch:
             mem = found.pop(key)
             if key[1] not in records:
                 holders = explainer.holders(mem) or [UNSEEN]
-                records[key[1]] = _record(mem, tuple(f"its {type(mem).__name__}: {text}" for text in holders))
+                name = type(mem).__name__  # a closure over `mem` would be found as one that holds it
+                records[key[1]] = _record(mem, tuple(f"its {name}: {text}" for text in holders))
         return list(records.values())
 
 
