@@ -54,20 +54,23 @@ __kernel void slow(__global int *x, int v, int iters) {
 
 ON_NVIDIA = "NVIDIA" in cl.get_platforms()[0].name
 NVIDIA_FAULTS = {
-    "gated migration": "a migration behind a user event that is not set, or behind what waits for one, crashes or hangs",
+    "gated migration": "a migration behind a user event that is not set, or what waits for one, crashes or hangs",
+    "lines to a buffer": "a copy from an array of one-dimensional images to a buffer is refused with INVALID_VALUE",
     "overlapping sub-buffers": "two sub-buffers that overlap, used on two queues, crash when they are released",
     "thread in a wait at exit": "a user event has to be set before the process ends, or that hangs; a thread that "
     "waited for it then comes back into an interpreter that is gone",
 }
-"""What is wrong in NVIDIA's driver (580) itself, shown with PyOpenCL alone. Most of it ends the process."""
+"""What is wrong in NVIDIA's driver (580) itself. Most of it ends the process."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "unordered(why): it misses an event on purpose, which CLMEMLIFE_CHECK=hazards is to leave alone"
     )
+    config.addinivalue_line("markers", "needs_two_devices: it has no meaning on one device")
     config.addinivalue_line(
-        "markers", "nvidia_fault(name, run=False): it meets one of NVIDIA_FAULTS; run=True where it has its own process"
+        "markers",
+        "nvidia_fault(name, run=False): it meets one of NVIDIA_FAULTS; run=True where that ends no process of ours",
     )
 
 
@@ -91,10 +94,10 @@ def devices() -> list[cl.Device]:
     return found[:2]
 
 
-@pytest.fixture(scope="session")
-def needs_two_devices(devices: list[cl.Device]) -> None:
-    """Skip what has no meaning on one device."""
-    if len(devices) < 2:
+@pytest.fixture(autouse=True)
+def skip_without_two_devices(request: pytest.FixtureRequest) -> None:
+    """Leave out what is marked `needs_two_devices` where there is one."""
+    if request.node.get_closest_marker("needs_two_devices") and len(request.getfixturevalue("devices")) < 2:
         pytest.skip("there is one device only, and it is not to be divided")
 
 

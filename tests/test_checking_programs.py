@@ -218,17 +218,22 @@ class Machine:
             "cml": cml, "cl": cl, "q": self.queues, "b": self.buffers, "e": events, "h": data.hosts, "mix": self.mix,
             "u": np.uint32, "i": np.int32, "gate": gate,
         }  # fmt: skip
+        passed = True
         with cml.check_hazards("record") as checker:
             exec(compile(text, "program.py", "exec"), names)
             if after >= 0:
                 for queue in self.queues:
                     queue.flush()
-                cl.Event.from_int_ptr(events[after].int_ptr, True).wait()
+                unseen, deadline = cl.Event.from_int_ptr(events[after].int_ptr, True), time.monotonic() + 30
+                while unseen.command_execution_status > 0 and time.monotonic() < deadline:
+                    time.sleep(0.0002)
+                passed = unseen.command_execution_status == 0
         gate.set_status(0)
         for queue in self.queues:
             queue.finish()
         for buffer, content in zip(self.buffers, data.buffers, strict=True):
             cml.enqueue_copy(self.queues[0], content, buffer)
+        assert passed, f"command {after} did not pass command {program.gated}\n{text}"
         edges = []
         for finding in checker.findings:
             sites = [one.site.rpartition(":") for one in (finding.first, finding.second)]

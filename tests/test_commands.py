@@ -601,9 +601,7 @@ def test_a_pattern_may_be_any_bytes(queue: cl.CommandQueue, field: MemHandle, pa
     assert read(queue, field, np.uint8).tolist() == [1, 2] * (N * 2)
 
 
-def test_a_fill_goes_to_raw_objects_and_parts_too(
-    context: cl.Context, queue: cl.CommandQueue, alignment: int
-) -> None:
+def test_a_fill_goes_to_raw_objects_and_parts_too(context: cl.Context, queue: cl.CommandQueue, alignment: int) -> None:
     with MemHandle.create_buffer(context, alignment + 256) as whole:
         cml.enqueue_fill(queue, whole.mem, np.int32(1))
         with whole.sub_buffer(alignment, 128) as part:

@@ -888,7 +888,7 @@ def available(name: str, context: cl.Context) -> None:
 
 
 @pytest.mark.unordered("a refused unmap leaves the object mapped for ever")
-@pytest.mark.parametrize("name", map(named, OPERATIONS))
+@pytest.mark.parametrize("name", [named(name) for name in OPERATIONS])
 def test_a_failing_call_leaves_everything_as_it_was(name, world):
     available(name, world.context)
     sweep(name, world, STATUS.MEM_OBJECT_ALLOCATION_FAILURE)
@@ -896,7 +896,7 @@ def test_a_failing_call_leaves_everything_as_it_was(name, world):
 
 
 @pytest.mark.unordered("a refused copy leaves nothing defined")
-@pytest.mark.parametrize("name", map(named, OPERATIONS))
+@pytest.mark.parametrize("name", [named(name) for name in OPERATIONS])
 def test_a_call_that_goes_on_failing_leaves_everything_as_it_was(name, world):
     available(name, world.context)
     sweep(name, world, STATUS.OUT_OF_RESOURCES, stays=True)

@@ -63,7 +63,7 @@ def test_a_copy_from_the_host_brings_it_to_the_device(field, queue, recording):
     assert moves(report) == {(None, queue.device, True, SIZE, 1)}
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_a_kernel_elsewhere_makes_the_driver_move_it(field, queue, queue2, kernel, recording):
     filled = cml.enqueue_fill(queue, field, np.int32(1))
     cml.enqueue_kernel(queue2, kernel("inc"), (8,), None, In(field, 0, 1024), wait_for=filled).wait()
@@ -80,7 +80,7 @@ def test_what_is_only_written_is_not_moved(field, queue, queue2, kernel, recordi
     assert report.moves == ()
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_a_migration_moves_it_explicitly_and_the_kernel_then_finds_it(field, queue, queue2, kernel, recording):
     filled = cml.enqueue_fill(queue, field, np.int32(1))
     moved = Migration(queue2, field, wait_for=filled)
@@ -111,7 +111,7 @@ def test_a_map_brings_it_to_the_host_and_one_that_writes_leaves_it_there(field, 
     assert moves(report) == {(queue.device, None, False, 1024, 1)}
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_a_part_is_a_part_of_its_whole(context, field, queue, queue2, recording):
     filled = cml.enqueue_fill(queue, field, np.int32(1))
     with field.sub_buffer(0, 1024) as part:
@@ -120,7 +120,7 @@ def test_a_part_is_a_part_of_its_whole(context, field, queue, queue2, recording)
     assert cml.residency(field).places[queue2.device] == 1024
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_a_staged_migration_is_one_move_there_and_nothing_else(context, queue, queue2, recording):
     with MemHandle.create_buffer(context, 1 << 20, label="large") as large:
         filled = cml.enqueue_fill(queue, large, np.int32(1))
@@ -142,7 +142,7 @@ def test_a_copy_on_the_device_moves_nothing_to_the_host(context, field, queue, r
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_ping_pong_is_found_once(field, queue, queue2, kernel, recording):
     done = cml.enqueue_fill(queue, field, np.int32(1))
     for number in range(10):
@@ -155,7 +155,7 @@ def test_ping_pong_is_found_once(field, queue, queue2, kernel, recording):
     assert "to and fro" in str(finding)
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_there_and_back_once_is_no_ping_pong(field, queue, queue2, kernel, recording):
     done = cml.enqueue_fill(queue, field, np.int32(1))
     for where in (queue2, queue):

@@ -437,7 +437,7 @@ def forgetful(monkeypatch):
     monkeypatch.setattr(_opencl, "enqueue_migrate_mem_objects", migrate)
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(1, 70_000), min_size=1, max_size=4),
@@ -481,7 +481,7 @@ def test_host_access_flags_do_not_hinder_staging(context, queue, queue2, kernel,
         assert (content(queue2, seen, copied).view(np.int32) == 42).all()
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 @pytest.mark.parametrize("shape", [(301, 77), (33, 5, 7), (129,)])
 def test_images_are_staged_too(context, queue, queue2, forgetful, shape):
     pixels = noise(int(np.prod(shape)) * 4)
@@ -530,7 +530,7 @@ def test_auto_takes_the_driver_s_no_op_where_devices_share_memory(context, queue
         assert Migration(queue2, field, via="auto").via == "driver"
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_auto_stages_between_devices_with_memory_of_their_own(context, queue, queue2, monkeypatch):
     monkeypatch.setattr(_across, "apart", lambda source_queue, queue: source_queue.device != queue.device)
     data = noise(4 * MIB)
@@ -545,7 +545,7 @@ def test_auto_stages_between_devices_with_memory_of_their_own(context, queue, qu
         queue.finish()
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_auto_falls_back_to_the_driver_where_there_is_no_memory_to_stage(context, queue, queue2, monkeypatch):
     monkeypatch.setattr(_across, "apart", lambda source_queue, queue: source_queue.device != queue.device)
     data = noise(4 * MIB)
@@ -574,7 +574,7 @@ def test_a_mapped_object_is_refused_before_anything_is_enqueued(context, queue, 
 
 
 @pytest.mark.nvidia_fault("gated migration")
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_a_wait_list_that_fails_leaves_the_source_intact(context, queue, queue2, gate):
     data = noise(MIB)
     away = cl.CommandQueue(context, queue.device)
@@ -611,7 +611,7 @@ class Nth:
         return call
 
 
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 @pytest.mark.parametrize("kind", ["buffer", "closed buffer", "image"])
 def test_a_refused_step_raises_and_leaves_the_content_intact(context, queue, queue2, kind, monkeypatch, forgetful):
     monkeypatch.setattr(_across, "_SMALLEST_CHUNK", 1 << 16)
@@ -646,7 +646,7 @@ def test_a_refused_step_raises_and_leaves_the_content_intact(context, queue, que
 
 
 @pytest.mark.nvidia_fault("gated migration")
-@pytest.mark.usefixtures("needs_two_devices")
+@pytest.mark.needs_two_devices
 def test_staged_waits_for_nobody_and_is_done_when_its_event_is(context, queue, queue2, gate, kernel):
     with MemHandle.create_buffer(context, 4096) as field:
         filled = cml.enqueue_fill(queue, field, np.int32(1), wait_for=gate)

@@ -39,7 +39,6 @@ __kernel void total(__global const uchar *x, uint n, __global uint *y) {
 }
 """
 OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-several_devices = pytest.mark.usefixtures("needs_two_devices")
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +281,7 @@ def test_a_result_stays_valid_for_as_long_as_it_is_held(queues, mix):
 # -- memory and time ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("depth", "lanes"), [(1, 1), (3, 1), pytest.param(2, 2, marks=several_devices)])
+@pytest.mark.parametrize(("depth", "lanes"), [(1, 1), (3, 1), pytest.param(2, 2, marks=pytest.mark.needs_two_devices)])
 def test_memory_is_that_of_the_chunks_in_flight_however_long_the_stream(context, queues, mix, depth, lanes):
     size = 1 << 16
     cml.staging(context).trim()
@@ -441,7 +440,7 @@ def test_the_plan_says_what_the_commands_wait_for(queues, mix, in_place):
         assert f"wait_for=[{said[step, 6]}]" in next(line for line in plan.splitlines() if f"  {step} k" in line)
 
 
-@several_devices
+@pytest.mark.needs_two_devices
 def test_the_plan_of_several_devices_has_them_all(queues, mix):
     plan = cml.stream_chunks([], mix, queues=queues, depth=2).plan()
     assert "k % 2 == 0" in plan

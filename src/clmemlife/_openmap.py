@@ -14,7 +14,7 @@ from . import _journal, _ledger, _opencl, _waitlist
 from ._access import Use
 from ._meminfo import check_host_access
 from ._site import caller_site, describe, report_at
-from ._submit import submit
+from ._submit import describe_queue, submit
 from .exceptions import CleanupWarning, ForkedProcessError, LeakWarning, UnmappedError
 from .flags import MapFlags, MemFlags
 
@@ -54,7 +54,7 @@ class OpenMap:
     def __init__(self, entry: _ledger.MapEntry, held: _ledger.Entry, queue: cl.CommandQueue, reads: bool) -> None:
         self.entry = entry
         self.held = held
-        self.queue = queue
+        self.queue = describe_queue(queue)[0]  # the caller may close the one it maps with
         self.reads = reads
         self.anchor: Any = None
         self.array: Any = None
@@ -79,23 +79,12 @@ class OpenMap:
         """Return that for a record, if anybody wants one."""
         return (self.use,) if _journal.listeners else ()
 
-    def open_queue(self) -> cl.CommandQueue:
-        """Return the queue it was mapped with; the map event knows it even where the caller has closed it.
-
-        (Asked only then: drivers flush when a reference to a queue is given back.)
-        """
-        try:
-            self.queue.int_ptr  # noqa: B018 - raises for a closed one
-        except cl.Error:
-            return self.map_event.command_queue
-        return self.queue
-
     def close(self, wait_for: Any, queue: cl.CommandQueue | None) -> cl.Event:
         """Enqueue the unmap after the map (unless that failed) and after commands that use its memory."""
         map_event, pending = self.map_event, self.entry.pending
         waits = [map_event] if map_event.command_execution_status >= 0 else None
         if queue is None:
-            queue = self.open_queue()
+            queue = self.queue
         elif wait_for is None:
             wait_for = ()
         if wait_for is not None or pending:
