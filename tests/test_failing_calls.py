@@ -821,11 +821,15 @@ def rightly_raised(error: BaseException, plan: Plan, status: int, problems: list
         assert "out of memory for" in str(error)
         assert error.code == status
         return
-    if plan.name in ("set_kernel_arg_buf", "set_kernel_arg_bytes"):
+    named = isinstance(error, CallError) and plan.name in ("set_kernel_arg", "set_kernel_arg_buf")
+    if plan.name == "set_kernel_arg_bytes" or named:  # the argument and its value are added to what the driver said
         assert isinstance(error, CallError)
+        assert not named or isinstance(plan.errors[0], cl.LogicError)
         assert (error.routine, error.code) == ("clSetKernelArg", status)
         assert "argument " in str(error)
         return
+    if plan.name == "set_kernel_arg_buf":
+        assert not isinstance(error, cl.LogicError)
     if plan.name == "set_kernel_args" and isinstance(error, TypeError):  # a plain number that PyOpenCL cannot place
         assert isinstance(plan.errors[0], cl.LogicError)
         assert error.__cause__ is plan.errors[0]
