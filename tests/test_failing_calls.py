@@ -834,7 +834,7 @@ def rightly_raised(error: BaseException, plan: Plan, status: int, problems: list
         assert isinstance(plan.errors[0], cl.LogicError)
         assert error.__cause__ is plan.errors[0]
         return
-    assert any(error is one for one in plan.errors)
+    assert any(error is one for one in plan.errors), (plan.name, repr(error), str(error), plan.errors)
 
 
 def sweep(name: str, world: World, status: int, *, stays: bool = False) -> set[str]:

@@ -108,7 +108,7 @@ def enqueue_kernel(
                     _set_other(kernel, args, index, arg)
                     held.append(arg)
         except (CallError, cl.LogicError) as error:
-            if isinstance(error, cl.LogicError) and not isinstance(arg, (MemHandle, np.generic)):
+            if error.routine != "clSetKernelArg":
                 raise
             detail = f"argument {index} of kernel {kernel.function_name!r} cannot be {arg!r}"
             raise CallError(error.routine, error.code, detail) from None
