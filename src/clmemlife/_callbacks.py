@@ -184,12 +184,13 @@ def watch(ptr: int, info: ObjectInfo) -> Watch:
     return result
 
 
-def poll() -> int:
-    """Pass on the notices written so far, without waiting; return how many.
+def poll(timeout_seconds: float = 0.0) -> int:
+    """Pass on the notices written so far; return how many.
 
-    It runs nothing of the user: leases and callbacks go to their threads.
+    Does not wait, unless told to wait so long for a thread that is just reading them. It runs nothing of the user:
+    leases and callbacks go to their threads.
     """
-    return _dispatcher.notices.read()
+    return _dispatcher.notices.read(timeout_seconds)
 
 
 def leased_bytes() -> int:

@@ -21,7 +21,7 @@ def known(root: _ledger.Root) -> _ledger.Root:
     """
     if root.users:
         return root
-    _callbacks.poll()
+    _callbacks.poll(0.1)  # what the reader has in hand must be known here
     with _lock:
         entry = _roots.get(root.int_ptr)
         if entry is not None and not entry[1].dead:
