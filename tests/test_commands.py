@@ -708,3 +708,8 @@ def test_a_colour_that_the_driver_would_read_beyond_is_refused(context: cl.Conte
             cml.enqueue_fill(queue, image, np.zeros(4, np.uint32), 16)
         with pytest.raises(ValueError, match="an image is filled as a whole"):
             cml.enqueue_fill(queue, image, np.zeros(4, np.uint32), offset=4)
+
+
+def test_a_fill_with_python_objects_is_refused(queue, field):
+    with pytest.raises(TypeError, match="Python objects"):
+        cml.enqueue_fill(queue, field, np.array([None], object))

@@ -493,3 +493,56 @@ def test_a_host_array_whose_only_owner_goes_away_is_held_until_the_copy_is_compl
         cml.enqueue_copy(queue, result, handle)
         assert (result == 7).all()
         wait(lambda: bool(cml.statistics()) and reference() is None, "the array is let go")
+
+
+def test_warnings_as_errors_do_not_mask_the_error_of_the_body(run):
+    printed = run(
+        """
+        warnings.simplefilter("error")
+        try:
+            with MemHandle.create_buffer(context, 64) as handle, Mapping(queue, handle, MapFlags.WRITE) as mapping:
+                view = mapping.array[2:]
+                raise KeyError("body")
+        except KeyError as error:
+            print("body" in str(error))
+        """
+    )
+    assert printed == "True\n"
+
+
+def test_a_warning_as_an_error_is_still_told_where_nothing_can_be_raised(run_process):
+    done = run_process(
+        """
+        warnings.simplefilter("error")
+        handle = MemHandle.create_buffer(context, 64, label="dropped")
+        del handle
+        """
+    )
+    assert done.returncode == 0
+    assert "LeakWarning: 'dropped' (64 bytes" in done.stderr
+
+
+def test_a_fork_while_threads_map_disarms_all_of_the_child(run_process):
+    done = run_process(
+        """
+        warnings.simplefilter("ignore")
+        handles = [MemHandle.create_buffer(context, 4096) for _ in range(4)]
+        queues = [cl.CommandQueue(context, devices[0]) for _ in handles]
+        over = threading.Event()
+        def work(queue, handle):
+            while not over.is_set():
+                with Mapping(queue, handle, MapFlags.WRITE):
+                    pass
+        threads = [threading.Thread(target=work, args=one) for one in zip(queues, handles)]
+        for thread in threads: thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if not child:
+                os._exit(len(cml.live()))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        over.set()
+        for thread in threads: thread.join()
+        for handle in handles: handle.release()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")

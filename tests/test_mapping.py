@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -980,3 +982,10 @@ def test_a_report_that_became_an_error_does_not_keep_the_map_open(queue: cl.Comm
     assert mapping.state is MapState.UNMAPPED
     queue.finish()
     assert map_count(field, 0) == 0
+
+
+def test_a_mapping_cannot_be_copied_or_pickled(queue, field):
+    with Mapping(queue, field, MapFlags.READ) as mapping:
+        for refused in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                refused(mapping)

@@ -250,3 +250,8 @@ def test_each_foreign_queue_is_flushed(context, devices, queue, queue2, gate, fl
         assert flushed == [queue2, third]
         gate.set_status(COMPLETE)
         done.wait()
+
+
+def test_a_flag_is_no_wait_list():
+    with pytest.raises(TypeError, match="wait_for takes"):
+        wait_list(cml.MapFlags.READ)

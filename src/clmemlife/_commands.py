@@ -199,6 +199,8 @@ def enqueue_fill(
         if isinstance(pattern, (np.ndarray, np.generic))
         else np.frombuffer(pattern, np.uint8)
     )
+    if pattern.dtype.hasobject:
+        raise TypeError("pattern has elements that are Python objects; they mean nothing to a device")
     if isinstance(dest, cl.SVMPointer):
         return _fill_svm(queue, dest, pattern, size, offset, wait_for)
     if not isinstance(dest, (MemHandle, cl.MemoryObjectHolder)):

@@ -69,7 +69,7 @@ class HostMemory:
         if not self.element_aligned:
             raise AlignmentError(f"{text} is not even aligned for its own elements; see clmemlife.aligned_empty")
         _callbacks.poll()
-        for number, lease in list(_leases.items()):
+        for number, lease in list(_leases.copy().items()):
             if lease.watch.dead:
                 _leases.pop(number, None)
             elif self.address < lease.stop and lease.start < self.address + size:

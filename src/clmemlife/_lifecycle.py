@@ -60,12 +60,12 @@ def _after_fork_in_child() -> None:
     _hostmem.forget()
     _staging.after_fork_in_child()
     _foreign.after_fork_in_child()
+    _inflight.close(0.0)
     for open_map in _ledger.open_maps():
         mapping = open_map.owner()
         if mapping is not None:
             mapping._finalizer.detach()
             mapping._open.forget()
-    _inflight.close(0.0)
 
 
 def _check_as_told() -> None:

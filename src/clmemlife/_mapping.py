@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyopencl as cl
@@ -15,7 +15,7 @@ from . import _ledger, _waitlist
 from ._access import check_maps
 from ._handle import MemHandle
 from ._layout import BufferLayout, ImageLayout, buffer_layout, mark, marked
-from ._openmap import INHERITED, MapState, OpenMap, abandoned, decode
+from ._openmap import INHERITED, NOT_YET, MapState, OpenMap, abandoned, decode
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
 from .exceptions import DependencyError, HazardWarning, LiveViewError, UnmappedError, ViewWarning, status_name
@@ -49,8 +49,8 @@ class Mapping:
         What to do about plain views of the array that live on at unmap: `ViewWarning`, or `LiveViewError` after
         unmapping.
     debug : bool, optional
-        Fill a discarding map with a pattern and report bytes not written at unmap (`HazardWarning`); by default as
-        the environment variable ``CLMEMLIFE_DEBUG`` says.
+        Report bytes of a discarding map that were not written (`HazardWarning`); by default as the environment
+        variable ``CLMEMLIFE_DEBUG`` says.
 
     Raises
     ------
@@ -63,8 +63,8 @@ class Mapping:
 
     Notes
     -----
-    Any thread; one at a time should use the array. OpenCL specification: ``clEnqueueMapBuffer``,
-    ``clEnqueueMapImage``, ``clEnqueueUnmapMemObject``, "Accessing mapped regions of a memory object".
+    Any thread; one at a time should use the array. OpenCL specification: "Accessing mapped regions of a memory
+    object", ``clEnqueueMapBuffer``, ``clEnqueueMapImage``, ``clEnqueueUnmapMemObject``.
     """
 
     __slots__ = ("__weakref__", "_debug", "_finalizer", "_flags", "_layout", "_lock", "_open", "_views")
@@ -74,7 +74,6 @@ class Mapping:
         order: str = "C", offset: int = 0, size: int | None = None, origin: Any = None, region: Any = None,
         wait_for: Any = None, is_blocking: bool = False, views: str = "warn", debug: bool | None = None,
     ) -> None:  # fmt: skip
-        # A device that waits falls asleep: what can come after the call to the driver does.
         check_queue(queue)
         if not isinstance(handle, MemHandle):
             raise TypeError(f"a Mapping needs a MemHandle, not {type(handle).__name__}; see MemHandle.retain")
@@ -98,6 +97,13 @@ class Mapping:
         start, stop = held.offset + layout.start, held.offset + layout.stop
         entry = _ledger.MapEntry(held.root, start, stop, layout.box, (0, 0), writes, site, weakref.ref(self))
         self._open = open_ = OpenMap(entry, held, queue, reads)
+        # Other threads, exit and fork can reach the mapping from here on.
+        self._lock = threading.RLock()
+        self._flags, self._layout, self._views = flags, layout, views
+        self._debug = flags is MapFlags.WRITE_INVALIDATE_REGION and (
+            bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug
+        )
+        self._finalizer = NOT_YET
         _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site))
         try:
             call, arguments = layout.call(queue, mem, flags._value_, waits, is_blocking)
@@ -111,11 +117,6 @@ class Mapping:
         open_.map_event, open_.memory_map = result[1], result[0].base
         self._finalizer = weakref.finalize(self, abandoned, open_)
         self._finalizer.atexit = False
-        self._lock = threading.RLock()
-        self._flags, self._layout, self._views = flags, layout, views
-        self._debug = flags is MapFlags.WRITE_INVALIDATE_REGION and (
-            bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug
-        )
         if not writes:
             result[0].flags.writeable = False
         open_.anchor = layout.anchor(result)
@@ -126,14 +127,8 @@ class Mapping:
     def array(self) -> np.ndarray[Any, Any]:
         """The host array; waits for the map on first use.
 
-        It is emptied in place at unmap (shape ``(0,)``, dtype ``V1``), so a name kept too long reaches nothing.
-
-        Raises
-        ------
-        UnmappedError
-            After unmap.
-        DependencyError
-            The map failed.
+        It is emptied in place at unmap (shape ``(0,)``, dtype ``V1``), so a name kept too long reaches nothing. Raises
+        `UnmappedError` after unmap, `DependencyError` if the map failed.
         """
         open_ = self._open
         if open_.array is None:
@@ -293,6 +288,9 @@ class Mapping:
             f"about {untouched} of {data.size} bytes of the discarding {open_.text} were never written; "
             "their content is undefined"
         )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled or copied: it stands for one map, which ends once")
 
     def __repr__(self) -> str:
         return f"<Mapping {self.state.value}, {self._flags}: {self._open.text}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import pyopencl as cl
 
@@ -151,6 +151,9 @@ class Migration:
             via="driver" if self.device is None else self._wanted,
             source_queue=self._queue,
         )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled or copied: it stands for one command")
 
     def __repr__(self) -> str:
         where = "the host" if self.device is None else self.device.name.strip()

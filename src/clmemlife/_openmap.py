@@ -30,6 +30,17 @@ class MapState(enum.Enum):
     UNMAPPED = "unmapped"
 
 
+class _NotYet:
+    """The finalizer of a mapping whose map is not enqueued yet."""
+
+    @staticmethod
+    def detach() -> None:
+        """Disarm nothing."""
+
+
+NOT_YET: Any = _NotYet()
+
+
 class OpenMap:
     """What must be ended: shared by the mapping and its finalizer, without a way back to the mapping.
 

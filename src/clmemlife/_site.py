@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
 import types
 import warnings
 
@@ -89,9 +91,17 @@ def report_at(site: str, message: str, category: type[Warning]) -> None:
 
 
 def unraisable(error: BaseException) -> None:
-    """Hand an exception that must not be raised to ``sys.unraisablehook``."""
-    sys.unraisablehook(
-        types.SimpleNamespace(
-            exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=None
-        )
-    )
+    """Hand an exception that must not be raised to ``sys.unraisablehook``; never raises.
+
+    The interpreter's own hook takes nothing but its own record, which Python code cannot make: its work is done here.
+    """
+    hook = sys.unraisablehook
+    with contextlib.suppress(Exception):
+        if hook is sys.__unraisablehook__:
+            traceback.print_exception(type(error), error, error.__traceback__)
+        else:
+            hook(
+                types.SimpleNamespace(
+                    exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=None
+                )
+            )

@@ -176,6 +176,8 @@ def staging(context: cl.Context) -> Staging:
     It is made at the first use, reused by size, bounded, and released at exit; ``with clmemlife.staging(context):``
     releases what is idle earlier. `Statistics.staging_bytes` tells how much there is. Any thread.
     """
+    if not isinstance(context, cl.Context):
+        raise TypeError(f"staging takes a pyopencl.Context, not {type(context).__name__}")
     with _lock:
         pool = _pools.pop(context.int_ptr, None) or Staging(context)
         _pools[context.int_ptr] = pool  # the latest is last

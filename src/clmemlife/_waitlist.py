@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,7 +53,7 @@ def wait_list(*items: Any) -> list[cl.Event]:
             )
         elif hasattr(item, "event"):
             events.extend(wait_list(item.event))
-        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
+        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes, enum.Enum)):
             events.extend(wait_list(*item))
         else:
             raise TypeError(

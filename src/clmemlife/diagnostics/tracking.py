@@ -158,7 +158,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
             return
         self._watched[entry.number] = entry
         if len(self._watched) > self._prune_at:
-            alive = {number: one for number, one in list(self._watched.items()) if not one.watches[0].dead}
+            alive = {number: one for number, one in list(self._watched.copy().items()) if not one.watches[0].dead}
             self._watched, self._prune_at = alive, max(256, 2 * len(alive))
 
     def lost(self, entry: Thing) -> None:
@@ -194,7 +194,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         known = {one.root.int_ptr for one in everything} | self._in_use()
         candidates = [
             one
-            for number, one in list(self._watched.items())
+            for number, one in list(self._watched.copy().items())
             if not one.watches[0].dead and one.how in _OWNING and one.root.int_ptr not in known and wanted(number)
         ]
         parts = {one.root.int_ptr for one in candidates if one.int_ptr != one.root.int_ptr}
