@@ -57,6 +57,9 @@ NVIDIA_FAULTS = {
     "gated migration": "a migration behind a user event that is not set, or what waits for one, crashes or hangs",
     "lines to a buffer": "a copy from an array of one-dimensional images to a buffer is refused with INVALID_VALUE",
     "overlapping sub-buffers": "two sub-buffers that overlap, used on two queues, crash when they are released",
+    "early count": "an unmap is counted when it is enqueued, not when it is done",
+    "late notice": "that a memory object is destroyed is told after its address is used again",
+    "no overtaking": "an out-of-order queue lets no command pass one that waits",
     "thread in a wait at exit": "a user event has to be set before the process ends, or that hangs; a thread that "
     "waited for it then comes back into an interpreter that is gone",
 }

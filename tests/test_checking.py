@@ -329,6 +329,7 @@ def test_a_buffer_without_a_handle_is_known_as_long_as_it_lives(context: cl.Cont
     assert (finding.hazard, finding.first.site, finding.second.site) == ("read_after_write", first, second)
 
 
+@pytest.mark.nvidia_fault("late notice", run=True)
 def test_another_buffer_at_the_same_address_is_another_object(context: cl.Context, bench: Bench) -> None:
     addresses = []
     with cml.check_hazards() as checker:

@@ -331,14 +331,14 @@ def test_a_mapping_nobody_ended_is_unmapped_and_reported_with_its_site(
 
 
 def test_a_pending_map_dropped_without_use_is_unmapped_when_it_can_be(
-    queue: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent
+    queue: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent, has_fault: Callable[[str], bool]
 ) -> None:
     mapping = Mapping(queue, field, WRITE, wait_for=gate)
     counted = map_count(field, 1, seconds=2)  # some drivers count a map when it is made, some when its turn comes
     with pytest.warns(LeakWarning, match="collected while open"):
         del mapping
         gc.collect()
-    assert map_count(field, counted) == counted
+    assert has_fault("early count") or map_count(field, counted) == counted
     gate.set_status(COMPLETE)
     queue.finish()
     assert map_count(field, 0) == 0
