@@ -163,8 +163,7 @@ FAULTS = {
 def test_exit_is_silent_and_timely_and_keeps_the_exit_code_with(python, state, context):
     done, seconds = python(STATES[state])
     waits_in_driver = state == "a daemon thread that waits for a gated command"
-    aborts = done.returncode < 0 or done.stderr == "terminate called without an active exception\n"
-    if waits_in_driver and aborts and "Intel" in context.devices[0].platform.name:
+    if waits_in_driver and done.returncode < 0 and "Intel" in context.devices[0].platform.name:
         pytest.xfail("the Intel CPU runtime aborts at exit while a thread waits in it, with plain PyOpenCL too")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert seconds < LIMIT_SECONDS

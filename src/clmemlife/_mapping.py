@@ -162,7 +162,8 @@ class Mapping:
         """``PENDING`` until the map is complete, then ``MAPPED``, after unmap ``UNMAPPED``."""
         if self._open.ended:
             return MapState.UNMAPPED
-        return MapState.PENDING if self._open.map_event.command_execution_status else MapState.MAPPED
+        event = self._open.map_event  # none yet, where another thread looks while the map is being enqueued
+        return MapState.PENDING if event is None or event.command_execution_status else MapState.MAPPED
 
     @property
     def flags(self) -> MapFlags:
