@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,47 +20,72 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"\bfile=(\S+)")
 
 
-def examples() -> Iterator[pytest.param]:
-    """Give each Python block that is to be run, with the text block that follows it at once: what it prints."""
+class Step(NamedTuple):
+    """A block that is to be run: a program that is saved under a name, or shell commands; and what it prints."""
+
+    page: Path
+    line: int
+    file: str
+    code: str
+    output: str | None
+
+
+def steps(page: Path) -> Iterator[Step]:
+    """Give each Python block and each shell block marked ``run``, with the text block that follows it at once."""
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        language, info, code = block.groups()
+        named = FILE.search(info)
+        if (language == "python" and "no-run" not in info) or (language == "sh" and "run" in info.split()):
+            after = BLOCK.match(text, block.end() + 2)
+            output = after[3] if after and after[1] == "text" else None
+            line = text.count("\n", 0, block.start()) + 1
+            file = "" if language == "sh" else named[1] if named else "app.py"
+            yield Step(page, line, file, code, output)
+
+
+def programs() -> Iterator[pytest.param]:
+    """Give what is run in one folder: a whole page if its blocks name files, else each block alone."""
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for block in BLOCK.finditer(text):
-            language, info, code = block.groups()
-            if language == "python" and "no-run" not in info:
-                after = BLOCK.match(text, block.end() + 2)
-                output = after[3] if after and after[1] == "text" else None
-                line = text.count("\n", 0, block.start()) + 1
-                yield pytest.param(code, output, id=f"{page.relative_to(ROOT)}:{line}")
+        found = list(steps(page))
+        name = str(page.relative_to(ROOT))
+        if any(step.file != "app.py" for step in found):
+            yield pytest.param(found, id=name)
+        else:
+            yield from (pytest.param([step], id=f"{name}:{step.line}") for step in found)
 
 
-@pytest.mark.parametrize(("code", "output"), list(examples()))
-def test_a_python_block_runs_and_prints_what_the_page_says(tmp_path: Path, code: str, output: str | None) -> None:
-    (tmp_path / "app.py").write_text(code, encoding="utf-8")
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    if "check_hazards" in code:  # on purpose: not to be found by the checker of the whole run first
-        environment.pop("CLMEMLIFE_CHECK", None)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output:UserWarning", "app.py"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    if output is not None:
-        same = doctest.OutputChecker().check_output(
-            output, done.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+@pytest.mark.parametrize("program", list(programs()))
+def test_a_block_of_code_runs_and_prints_what_the_page_says(tmp_path: Path, program: list[Step]) -> None:
+    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    for name in list(environment):  # what a reader has not set
+        if name == "POCL_DEVICES" or name.startswith(("PYTEST_", "CLMEMLIFE_")):
+            del environment[name]
+    for step in program:
+        where = f"{step.page.name}:{step.line}"
+        command = ["bash", "-euc", step.code]
+        if step.file:
+            (tmp_path / step.file).write_text(step.code, encoding="utf-8")
+            command = [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output:UserWarning", step.file]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment, check=False
         )
-        assert same, f"the page says\n{output}\nbut it prints\n{done.stdout}"
+        if step.file:
+            assert done.returncode == 0, f"{where}\n{done.stdout}{done.stderr}"
+            assert not done.stderr, f"{where}\n{done.stderr}"
+        if step.output is not None:
+            printed = done.stdout + done.stderr
+            same = doctest.OutputChecker().check_output(
+                step.output, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            )
+            assert same, f"{where} says\n{step.output}\nbut it prints\n{printed}"
 
 
 def test_the_pages_have_python_blocks_with_output() -> None:
-    assert sum(example.values[1] is not None for example in examples()) >= 2
+    assert sum(step.output is not None for page in PAGES for step in steps(page)) >= 2
 
 
 def test_the_two_commands_are_one_line_each_and_set_up_all_they_need() -> None:
@@ -95,6 +121,18 @@ def test_the_architecture_page_names_every_module() -> None:
     for path in package.rglob("*.py"):
         if path.name != "__init__.py":
             assert f"`{path.stem}`" in page, f"{path.relative_to(package)} is not on the architecture page"
+
+
+def test_the_reference_names_everything_public() -> None:
+    api = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    errors = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    for name in cml.__all__:
+        kind = getattr(cml, name)
+        if inspect.isclass(kind) and issubclass(kind, Exception):
+            assert re.search(rf"^\| `{name}`", errors, re.MULTILINE), f"{name} is not in the table of errors"
+            assert re.search(rf"^\.\. autoexception:: {name}$", errors, re.MULTILINE), f"{name} is not on errors.md"
+        else:
+            assert re.search(rf"^\.\. auto(class|function):: {name}$", api, re.MULTILINE), f"{name} is not on api.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -174,7 +174,7 @@ def staging(context: cl.Context) -> Staging:
     """Return the pinned memory that this library's transfers in `context` go through.
 
     It is made at the first use, reused by size, bounded, and released at exit; ``with clmemlife.staging(context):``
-    releases what is idle earlier. `Statistics.staging_bytes` tells how much there is. Any thread.
+    releases what is idle earlier. ``Statistics.staging_bytes`` tells how much there is. Any thread.
     """
     if not isinstance(context, cl.Context):
         raise TypeError(f"staging takes a pyopencl.Context, not {type(context).__name__}")

@@ -1,0 +1,39 @@
+"""Sphinx: the pages are plain Markdown, the API comes from docstrings. Nothing is fetched from a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+
+import clmemlife
+
+project = "clmemlife"
+author = copyright = "the clmemlife project"
+release = version = clmemlife.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"clmemlife {release}"
+
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say what a parameter is
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+default_role = "obj"  # docstrings name things in single backticks
+add_module_names = False
+
+
+def literal(app: Any, env: Any, node: Any, contnode: nodes.Node) -> nodes.Node | None:
+    """Show what names nothing of the API (a parameter, a type in words, a class of PyOpenCL) as it stands."""
+    name = node["reftarget"].removeprefix("clmemlife.").partition(".")[0]
+    return None if node.get("refdomain") != "py" or name in clmemlife.__all__ else contnode
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register what is above."""
+    app.connect("missing-reference", literal)
+    return {"parallel_read_safe": True}
