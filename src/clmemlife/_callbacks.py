@@ -203,7 +203,7 @@ def outstanding() -> int:
     return _dispatcher.notices.outstanding()
 
 
-def drain(timeout_seconds: float, *, grace_seconds: float = 0.05, final: bool = False) -> int:
+def drain(timeout_seconds: float, *, grace_seconds: float = 0.25, final: bool = False) -> int:
     """Wait until each notice written so far has been read and its callbacks have run.
 
     Parameters
