@@ -137,8 +137,8 @@ def count_staging(nbytes: int) -> None:
 class Observer(Protocol):
     """Who wants to know of each new handle, and of what was collected before anybody ended it (in a finalizer)."""
 
-    def added(self, entry: Entry) -> None: ...
-    def lost(self, entry: Entry | MapEntry) -> None: ...
+    def _added(self, entry: Entry) -> None: ...
+    def _lost(self, entry: Entry | MapEntry) -> None: ...
 
 
 observers: tuple[Observer, ...] = ()
@@ -189,7 +189,7 @@ def add(entry: Entry) -> None:
         finally:
             _changing = before
     for observer in observers:
-        observer.added(entry)
+        observer._added(entry)
 
 
 def remove(entry: Entry | MapEntry) -> None:
@@ -209,7 +209,7 @@ def remove(entry: Entry | MapEntry) -> None:
 def lose(entry: Entry | MapEntry) -> None:
     """Say that a handle or a map was collected before it was ended."""
     for observer in observers:
-        observer.lost(entry)
+        observer._lost(entry)
 
 
 def open_map(entry: MapEntry, check: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class LeakChecker:
         with _ledger._lock:
             _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
         if self._tracker is not None:
-            self._tracker.abandon()
+            self._tracker._abandon()
         if self._raw is not None:
             self._raw.close()
 
@@ -71,12 +71,12 @@ class LeakChecker:
 
     # -- for the ledger ------------------------------------------------------------------------------------------------
 
-    def added(self, entry: _ledger.Entry) -> None:
+    def _added(self, entry: _ledger.Entry) -> None:
         """Start to track with the first object."""
         if self._tracker is None:
-            self._start().added(entry)
+            self._start()._added(entry)
 
-    def lost(self, entry: _ledger.Entry | _ledger.MapEntry) -> None:
+    def _lost(self, entry: _ledger.Entry | _ledger.MapEntry) -> None:
         """Leave it to the tracker, which has been listening since the first object."""
 
     # -- for the plugin ------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class LeakChecker:
             if self._suspects(judge):
                 _clear_caches()
                 leaks = self.leaks(judge=judge)
-            tracker._lost.clear()
+            tracker._collected.clear()
         if self._raw is not None and judge:
             leaks += [Leak(record, "") for record in self._raw.leaks()]
         self._due.clear()
@@ -122,7 +122,7 @@ class LeakChecker:
         def wanted(number: int) -> bool:
             return number in due or (judge and number > first and number not in owned)
 
-        records = self._tracker.judge(wanted, numbers)
+        records = self._tracker._judge(wanted, numbers)
         return [Leak(record, due.get(number, "")) for record, number in zip(records, numbers, strict=True)]
 
     def _suspects(self, judge: bool) -> bool:

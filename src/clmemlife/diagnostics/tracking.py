@@ -65,7 +65,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._timeout = timeout_seconds
         self._window = Window()
         self._first = self._begin_bytes = self._begin_total = self._begin_count = 0
-        self._lost: list[Thing] = []
+        self._collected: list[Thing] = []
         self._watched: dict[int, _ledger.Entry] = {}
         self._prune_at = 256
         self._end: tuple[int, int] | None = None
@@ -108,7 +108,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         """Begin, as entering the block does."""
         counters = _ledger.counters
         self._first = next(_ledger._numbers)
-        self._end, self._lost, self.leaks = None, [], ()
+        self._end, self._collected, self.leaks = None, [], ()
         self._begin_bytes, self._begin_total = counters.current_bytes, counters.total_bytes
         self._begin_count = counters.total_count
         fold_peaks(opened=self._window)
@@ -118,11 +118,11 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
     def stop(self) -> tuple[LiveRecord, ...]:
         """End: find what leaks, and only return it; a second call returns the same."""
         if self._end is None:
-            self.leaks = self.judge()
-            self.abandon()
+            self.leaks = self._judge()
+            self._abandon()
         return self.leaks
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without a look at what leaks."""
         with _ledger._lock:
             _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
@@ -145,7 +145,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
 
     # -- for the ledger, which calls these -----------------------------------------------------------------------------
 
-    def added(self, entry: _ledger.Entry) -> None:
+    def _added(self, entry: _ledger.Entry) -> None:
         """Have the driver say when a new object is gone; where it will not, the ledger's word must do."""
         is_view = entry.kind == "image" and entry.int_ptr != entry.root.int_ptr  # PoCL 3.0 never says that it is gone
         if entry.how not in _OWNING or entry.held is None or is_view:
@@ -161,14 +161,14 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
             alive = {number: one for number, one in list(self._watched.copy().items()) if not one.watches[0].dead}
             self._watched, self._prune_at = alive, max(256, 2 * len(alive))
 
-    def lost(self, entry: Thing) -> None:
+    def _lost(self, entry: Thing) -> None:
         """Note what was collected; runs in finalizers."""
         if entry.number > self._first:
-            self._lost.append(entry)
+            self._collected.append(entry)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def judge(
+    def _judge(
         self, wanted: Callable[[int], bool] = lambda number: True, numbers: list[int] | None = None
     ) -> tuple[LiveRecord, ...]:
         """Return what leaks now, with reasons, of the ledger's numbers that are `wanted`; add theirs to `numbers`."""
@@ -190,7 +190,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         first = self._first
         everything: list[Thing] = [*_ledger.entries(), *_ledger.open_maps()]
         alive = [one for one in everything if one.number > first and wanted(one.number)]
-        lost = [one for one in list(self._lost) if wanted(one.number)]
+        lost = [one for one in list(self._collected) if wanted(one.number)]
         known = {one.root.int_ptr for one in everything} | self._in_use()
         candidates = [
             one
