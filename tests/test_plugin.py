@@ -263,17 +263,17 @@ def test_mode_warn_says_the_same_and_changes_no_outcome(suite):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("least", "options"),
     [
-        ("--cl-leak-check=error", "--cl-hazard-check=error", "-W", "error", "--import-mode=importlib"),
-        ("--cl-leak-check=error", "--cl-leak-raw", "--cl-device=all", "-k", "buffers or share or profiling"),
+        (5, ("--cl-leak-check=error", "--cl-hazard-check=error", "-W", "error", "--import-mode=importlib")),
+        (3, ("--cl-leak-check=error", "--cl-leak-raw", "--cl-device=all", "-k", "buffers or share or profiling")),
     ],
     ids=["strict", "raw"],
 )
-def test_a_clean_suite_passes(suite, options):
+def test_a_clean_suite_passes(suite, least, options):
     outcome = suite(CLEAN, *options)
     assert (outcome.status, outcome.errors) == (0, {}), outcome.output
-    assert len(outcome.names) >= 5, outcome.output
+    assert len(outcome.names) >= least, outcome.output
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_the_example_project_passes_and_fails_when_a_release_is_deleted(tmp_path
     folder = tmp_path / "project"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     output = run_example(folder)
-    assert re.search(r"= \d+ passed in", output), output
+    assert re.search(r"= \d+ passed[ ,]", output), output
     source = (folder / "heat.py").read_text()
     assert source.count("        self._next.release()\n") == 1
     (folder / "heat.py").write_text(source.replace("        self._next.release()\n", ""))
