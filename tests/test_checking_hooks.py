@@ -23,6 +23,7 @@ ONE = np.int32(1)
 HOOKED = [
     (cl.Event, "wait"),
     (cl.CommandQueue, "finish"),
+    (cl.CommandQueue, "flush"),
     (cl.UserEvent, "set_status"),
     (cl, "wait_for_events"),
     (cl, "enqueue_marker"),
@@ -49,13 +50,18 @@ def originals() -> list[Any]:
     return [getattr(owner, name) for owner, name in HOOKED]
 
 
+def queue_of_an_event() -> Any:
+    return vars(cl.Event)["command_queue"]
+
+
 # The hooks themselves
 
 
 def test_what_is_hooked_is_put_back_as_it_was(field: MemHandle, queue: cl.CommandQueue) -> None:
-    before = originals()
+    before, property_before = originals(), queue_of_an_event()
     with cml.check_hazards():
         while_checked = originals()
+        assert queue_of_an_event() is not property_before
         assert all(one is not other for one, other in zip(before, while_checked, strict=True))
         assert [one.__name__ for one in while_checked] == [name for _, name in HOOKED]
         with cml.check_hazards():
@@ -63,6 +69,7 @@ def test_what_is_hooked_is_put_back_as_it_was(field: MemHandle, queue: cl.Comman
         assert originals() == while_checked
         cml.enqueue_fill(queue, field, ONE).wait()
     assert all(one is other for one, other in zip(before, originals(), strict=True))
+    assert queue_of_an_event() is property_before
 
 
 def test_an_exception_in_the_body_puts_everything_back() -> None:
@@ -310,6 +317,86 @@ def test_a_hook_that_the_driver_refuses_leaves_no_command_behind(
     foreign.set_status(0)
 
 
+# Waits on what nobody flushed
+
+
+def raw_wait(queue: cl.CommandQueue, event: cl.Event) -> cl.Event:
+    return cl.enqueue_marker(queue, [event])
+
+
+def test_a_raw_wait_on_an_event_of_a_queue_that_was_not_flushed_is_found_with_both_sites(
+    field: MemHandle, queue: cl.CommandQueue, queue2: cl.CommandQueue
+) -> None:
+    with cml.check_hazards() as checker:
+        event = cml.enqueue_fill(queue, field, ONE)
+        line = sys._getframe().f_lineno - 1
+        with pytest.raises(HazardError, match="queue that was not flushed"):
+            cl.enqueue_barrier(queue2, [event])
+        queue.flush()
+        cl.enqueue_barrier(queue2, [event])
+        cml.enqueue_fill(queue2, field, ONE)
+    (finding,) = checker.findings
+    assert (finding.hazard, finding.first.site, finding.second.site) == (
+        "unflushed_wait",
+        f"{__file__}:{line}",
+        f"{__file__}:{line + 3}",
+    )
+
+
+def its_queue_object_goes(context: cl.Context) -> cl.Event:
+    return cl.enqueue_marker(cl.CommandQueue(context))
+
+
+def its_queue_leaves_a_with_block(context: cl.Context) -> cl.Event:
+    with cl.CommandQueue(context) as queue:
+        return cl.enqueue_marker(queue)
+
+
+def another_object_of_its_queue_goes(context: cl.Context) -> cl.Event:
+    another_object_of_its_queue_goes.kept = queue = cl.CommandQueue(context)
+    event = cl.enqueue_marker(queue)
+    assert event.command_queue == queue
+    return event
+
+
+def a_blocking_copy_comes_after_it(context: cl.Context) -> cl.Event:
+    a_blocking_copy_comes_after_it.kept = queue = cl.CommandQueue(context)
+    event = cl.enqueue_marker(queue)
+    cl.enqueue_copy(queue, np.zeros(64, np.uint8), cl.Buffer(context, 1, 64))
+    return event
+
+
+def a_helper_waits_for_it(context: cl.Context) -> cl.Event:
+    a_helper_waits_for_it.kept = queue, other = [cl.CommandQueue(context) for _ in range(2)]
+    event = cl.enqueue_marker(queue)
+    with MemHandle.create_buffer(context, 64) as buffer:
+        cml.enqueue_fill(other, buffer, ONE, wait_for=event)
+    return event
+
+
+@pytest.mark.parametrize(
+    "flush",
+    [
+        its_queue_object_goes,
+        its_queue_leaves_a_with_block,
+        another_object_of_its_queue_goes,
+        a_blocking_copy_comes_after_it,
+        a_helper_waits_for_it,
+    ],
+)
+def test_what_flushes_behind_the_back_of_the_program_counts(
+    context: cl.Context, queue2: cl.CommandQueue, flush: Callable[..., cl.Event]
+) -> None:
+    with cml.check_hazards():
+        raw_wait(queue2, flush(context))
+
+
+def test_an_event_from_before_the_block_may_have_been_flushed(queue: cl.CommandQueue, queue2: cl.CommandQueue) -> None:
+    event = cl.enqueue_marker(queue)
+    with cml.check_hazards():
+        raw_wait(queue2, event)
+
+
 # Raw commands in between
 
 
@@ -320,12 +407,17 @@ def test_raw_commands_in_between_give_no_false_alarm(
     raw, inc = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4096), kernel("inc")
     with cml.check_hazards():
         event = cml.enqueue_fill(queue, field, ONE)
+        queue.flush()
         event = cl.enqueue_copy(queue2, raw, field.mem, wait_for=[event])
         event = inc(queue2, (1024,), None, raw, wait_for=[event])
+        queue2.flush()
         event = cl.enqueue_fill_buffer(queue3, raw, ONE, 0, 4096, wait_for=[event])
+        queue3.flush()
         event = cl.enqueue_migrate_mem_objects(queue2, [raw], 0, wait_for=[event])
         cml.enqueue_fill(queue, field, ONE, wait_for=event)
-        inc(queue2, (1024,), None, raw, wait_for=[cml.enqueue_fill(queue, field, ONE)])
+        event = cml.enqueue_fill(queue, field, ONE)
+        queue.flush()
+        inc(queue2, (1024,), None, raw, wait_for=[event])
         cml.enqueue_fill(queue2, field, ONE)  # in order behind the kernel, which nobody else saw
 
 

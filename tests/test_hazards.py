@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hazard_model as model
 
 from clmemlife import _journal
-from clmemlife._journal import Access, Command, HostWait, Released, UserEventSet
+from clmemlife._journal import Access, Command, Flushed, HostWait, Released, UserEventSet
 from clmemlife.diagnostics import _clocks, _order, _uses
 from clmemlife.diagnostics.hazards import Checker
 from clmemlife.exceptions import HazardError, HazardWarning, MapConflictError, UnorderedAccessError
@@ -63,6 +63,9 @@ class Program:
 
     def finish(self, queue: int) -> None:
         self.checker.host(HostWait(queue=queue))
+
+    def flush(self, queue: int) -> None:
+        self.checker.host(Flushed(queue))
 
     def set(self, event: Event) -> None:
         self.checker.host(UserEventSet(event))
@@ -368,6 +371,99 @@ def test_a_gated_wait_is_no_cycle_while_another_thread_could_set_the_event(progr
     program.checker.host(HostWait((a,), returned=False))
     done.set()
     thread.join()
+    assert program.found() == []
+
+
+# Waits on what nobody flushed
+
+
+def test_a_raw_wait_on_an_event_of_a_queue_that_was_not_flushed_is_found() -> None:
+    program = Program("raise")
+    first = program.command("a", 1)
+    with pytest.raises(HazardError, match="queue that was not flushed") as caught:
+        program.command("b", 2, waits=(first,), raw=True)
+    finding = caught.value.finding
+    assert (finding.hazard, finding.first.name, finding.second.name) == ("unflushed_wait", "a", "b")
+    assert finding.advice == "Call flush() of queue 1 between a:1 and b:1."
+    assert finding.key == "hazard=unflushed_wait second=b:1 first=a:1"
+    assert "enqueue_kernel 'b' on queue 2 (b:1) waits for the end of" in str(finding)
+
+
+def _flushes(program: Program, first: Event) -> None:
+    program.flush(1)
+
+
+def _finishes(program: Program, first: Event) -> None:
+    program.finish(1)
+
+
+def _waits(program: Program, first: Event) -> None:
+    program.wait(first)
+
+
+def _blocks(program: Program, first: Event) -> None:
+    program.command("blocking", 1, blocking=True)
+
+
+def _is_waited_for_by_ours(program: Program, first: Event) -> None:
+    program.command("ours", 3, waits=(first,))
+
+
+FLUSHES = [_flushes, _finishes, _waits, _blocks, _is_waited_for_by_ours]
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_what_flushes_a_queue_flushes_all_before_it_and_nothing_after(
+    program: Program, flush: Callable[..., None]
+) -> None:
+    first = program.command("a", 1)
+    flush(program, first)
+    program.command("b", 2, waits=(first,), raw=True)
+    later = program.command("c", 1)
+    program.command("d", 2, waits=(first,), raw=True)
+    program.command("e", 2, waits=(later,), raw=True)
+    assert program.found() == [("unflushed_wait", "c", "e")]
+
+
+def test_a_flush_of_another_queue_counts_for_that_one_only(program: Program) -> None:
+    first = program.command("a", 1)
+    program.command("b", 2)
+    program.flush(2)
+    program.flush(7)  # never seen
+    program.command("c", 3, waits=(first,), raw=True)
+    assert program.found() == [("unflushed_wait", "a", "c")]
+
+
+def test_a_wait_within_one_queue_needs_no_flush(program: Program) -> None:
+    program.command("b", 10, waits=(program.command("a", 10),), raw=True)
+    assert program.found() == []
+
+
+def test_of_an_event_never_seen_and_a_user_event_nothing_is_said(program: Program) -> None:
+    user = Event()
+    program.command("a", 1)
+    program.command("b", 2, waits=(Event(), user), gates=(user,), raw=True)
+    program.set(user)
+    program.command("c", 2, waits=(user,), opened=(user,), raw=True)
+    assert program.found() == []
+
+
+def test_a_flush_that_comes_while_another_thread_is_inside_is_not_waited_for_and_counts(program: Program) -> None:
+    first = program.command("a", 1)
+    checker, inside, go_on = program.checker, threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with checker._lock:
+            inside.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait()
+    program.flush(1)  # would hang here
+    go_on.set()
+    thread.join()
+    program.command("b", 2, waits=(first,), raw=True)
     assert program.found() == []
 
 

@@ -35,7 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("diagnostics", "diagnostics._clocks", "diagnostics._why"),
     ("diagnostics._uses", "diagnostics._order", "diagnostics._records", "diagnostics._hooks"),
     ("diagnostics._findings", "diagnostics.leaks", "diagnostics._raw"),
-    ("diagnostics._steps",),
+    ("diagnostics._steps", "diagnostics._hangs", "diagnostics._questions"),
     ("diagnostics.hazards", "diagnostics.tracking"),
     ("diagnostics.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
     ("_lifecycle",),

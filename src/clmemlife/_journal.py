@@ -76,7 +76,8 @@ class Command:
     ``barrier``, or ``foreign`` (enqueued by others, its wait-list known). `queue` stands for this queue only.
     `waits` is the wait-list; of it, `gates` are the user events not yet set, `opened` those already set. `mapping`
     pairs a map with its unmap, and their accesses say what the host may do in between. `undefined` marks a migration
-    that leaves the content undefined. `site` is the caller's ``file:line``.
+    that leaves the content undefined. `site` is the caller's ``file:line``. `raw`: enqueued through PyOpenCL itself,
+    which flushes no queue on account of a wait-list.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class Command:
     mapping: int | None = None
     undefined: bool = False
     event: Hashable | None = None
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,14 @@ class Released:
     obj: int
 
 
-HostRecord = HostWait | UserEventSet | Released
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What was enqueued to `queue` has been handed to its device; may come from a finalizer."""
+
+    queue: Hashable
+
+
+HostRecord = HostWait | UserEventSet | Released | Flushed
 
 
 class Listener(Protocol):

@@ -86,8 +86,21 @@ def describe_queue(queue: cl.CommandQueue) -> tuple[cl.CommandQueue, bool]:
     known: tuple[cl.CommandQueue, bool] | None = getattr(queue, "_clmemlife_key", None)
     if known is None:
         known = cl.CommandQueue.from_int_ptr(queue.int_ptr, True), bool(queue.properties & _OUT_OF_ORDER)
-        queue._clmemlife_key = known
+        queue._clmemlife_key, queue._clmemlife_end = known, _End(known[0])
     return known
+
+
+class _End:
+    """Goes with the object that a program has of a queue: to give that reference back flushes ("Flush and Finish")."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: cl.CommandQueue) -> None:
+        self._key = key
+
+    def __del__(self) -> None:
+        if _journal.listeners:
+            _journal.host(_journal.Flushed(self._key))
 
 
 def plain_event(event: cl.Event) -> cl.Event:

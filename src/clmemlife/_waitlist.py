@@ -13,7 +13,7 @@ from .exceptions import ContextMismatchError, DependencyError, status_name
 
 __all__ = ["wait_list"]
 
-_CONTEXT = cl.event_info.CONTEXT
+_CONTEXT, _QUEUE = cl.event_info.CONTEXT, cl.event_info.COMMAND_QUEUE
 
 
 def wait_list(*items: Any) -> list[cl.Event]:
@@ -85,7 +85,7 @@ def prepare(queue: cl.CommandQueue, wait_for: Any) -> list[cl.Event] | None:
         if status < 0:
             raise _dependency_error(event, status)
         if status > 0:
-            other = event.command_queue
+            other = event.get_info(_QUEUE)
             if other is not None and other != queue and other not in flushed:
                 _opencl.flush(other)
                 flushed.append(other)

@@ -102,7 +102,7 @@ _index = attrgetter("index")
 class Queue:
     """What the next command of a queue comes after."""
 
-    __slots__ = ("barrier", "chain", "last", "limit", "loose", "number")
+    __slots__ = ("barrier", "chain", "flushed", "last", "limit", "loose", "number")
     slack = 64  # what may pile up before it is looked through
 
     def __init__(self, number: int, *, out_of_order: bool) -> None:
@@ -112,6 +112,7 @@ class Queue:
         self.barrier: Node | None = None  # out of order: the latest barrier,
         self.loose: list[Node] = []  # and the ends of what may run beside it
         self.limit = self.slack
+        self.flushed = 0  # the commands up to this number have been handed to the device, as far as is known
 
     def ends(self) -> list[Node]:
         """Return commands such that every command of the queue is among them or before one of them."""

@@ -9,10 +9,11 @@ from typing import Any
 from .._journal import Access, Box
 from ..exceptions import HazardError, HazardWarning, UnorderedAccessError
 from ._clocks import Node
-from ._uses import Survey, Use, Uses
+from ._uses import Survey, Use
 
 _UNORDERED = "Nothing orders the two: the results depend on timing."
 _TITLES = {"host_map": "racing host map", "undefined_content": "use of undefined content"}
+_HANGS = ("wait_cycle", "unflushed_wait")  # not about bytes
 _VERBS = {  # of the second command, and of the first one
     "read_after_write": ("reads", "may still be writing"),
     "write_after_read": ("writes", "may still be reading"),
@@ -66,8 +67,8 @@ class Finding:
     Attributes
     ----------
     hazard : str
-        ``read_after_write``, ``write_after_read``, ``write_after_write``, ``host_map``, ``undefined_content`` or
-        ``wait_cycle``.
+        ``read_after_write``, ``write_after_read``, ``write_after_write``, ``host_map``, ``undefined_content``,
+        ``wait_cycle`` or ``unflushed_wait``.
     second, first : Party
         The command to change, and the earlier one (in the order of the calls).
     label, size, site :
@@ -103,6 +104,8 @@ class Finding:
             return f"Write these bytes before {second}, or migrate at {first} without CONTENT_UNDEFINED."
         if self.hazard == "wait_cycle":
             return f"Set the user event before {second}."
+        if self.hazard == "unflushed_wait":
+            return f"Call flush() of queue {self.first.queue} between {first} and {second}."
         event = {"unmap": "unmap_event of the mapping unmapped", "map": "map_event of the mapping made"}
         return f"At {second} add wait_for=[{event.get(self.first.kind, 'event returned')} at {first}]."
 
@@ -117,6 +120,14 @@ class Finding:
                 f"  {self.second} waits for the end of\n"
                 f"  {self.first} which waits for a user event that is not set\n"
                 f"  No other thread runs that could set it: this wait has no end. {self.advice}\n"
+                f"  [{self.key}]"
+            )
+        if self.hazard == "unflushed_wait":
+            return (
+                "wait on an event of a queue that was not flushed\n"
+                f"  {self.second} waits for the end of\n"
+                f"  {self.first} which may never have been handed to its device\n"
+                f"  Plain PyOpenCL does not flush for a wait-list: this wait may have no end. {self.advice}\n"
                 f"  [{self.key}]"
             )
         name = "an object" if self.label is None else repr(self.label)
@@ -140,7 +151,7 @@ class Finding:
         )
 
     def _block(self, *words: str) -> str:
-        thing = [] if self.hazard == "wait_cycle" else [f"object={_word(self.label or self.site)}"]
+        thing = [] if self.hazard in _HANGS else [f"object={_word(self.label or self.site)}"]
         ends = f"second={_word(self.second.site)}", f"first={_word(self.first.site)}"
         return " ".join([f"hazard={self.hazard}", *thing, *words, *ends])
 
@@ -193,22 +204,6 @@ def judged(surveys: list[Survey]) -> list[Finding]:
     return found
 
 
-def explained(uses: Uses) -> str:
-    """Return the recent uses of a memory object, oldest first, as text."""
-    live = {node.number for segment in uses.segments for node, _ in segment[2] if node.mapped or node.live()}
-    if not uses.recent:
-        return "no use on record"
-    a = uses.recent[-1][-1]
-    lines = [f"{a.label or 'memory object'} ({a.size} bytes, created at {a.site})"]
-    for number, kind, name, queue, site, a in uses.recent:
-        does = " and ".join(verb for verb, on in (("reads", a.reads), ("writes", a.writes)) if on)
-        shift = a.alias[1] if a.alias else 0
-        party = Party(kind, name, queue, site, a.start - shift, a.stop - shift, a.box, assumed=a.assumed)
-        state = ": what comes next must be ordered behind it" if number in live else ""
-        lines.append(f"  {party} {party.using(does)}{state}")
-    return "\n".join(lines)
-
-
 class Report:
     """The findings so far, each missing edge once, and what is done with a new one."""
 
@@ -248,7 +243,7 @@ class Report:
                 _warn(finding)
 
 
-_ERRORS = {"undefined_content": HazardError, "wait_cycle": HazardError}
+_ERRORS = dict.fromkeys(("undefined_content", *_HANGS), HazardError)
 
 
 def _warn(finding: Finding) -> None:

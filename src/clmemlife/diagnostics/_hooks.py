@@ -1,9 +1,10 @@
 """Places where the host waits, or orders queues, outside of our helpers: published while somebody needs them.
 
 Commands return plain events, so waiting happens in PyOpenCL: these hooks put ``Event.wait``, ``wait_for_events``,
-``CommandQueue.finish``, markers, barriers and ``UserEvent.set_status`` on the journal. PyOpenCL's own commands are put
-there without what they use (`_raw_enqueues`), since they have a place in their queue, wait-lists, and may block. A name
-that a program took out of ``pyopencl`` before (``from pyopencl import enqueue_barrier``) is not hooked.
+``CommandQueue.finish`` and ``flush``, markers, barriers and ``UserEvent.set_status`` on the journal. PyOpenCL's own
+commands are put there without what they use (`_raw_enqueues`), since they have a place in their queue, wait-lists, and
+may block. A name that a program took out of ``pyopencl`` before (``from pyopencl import enqueue_barrier``) is not
+hooked.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def install() -> None:
         _users += 1
         if _users > 1:
             return
-        hooks: list[tuple[Any, str, Callable[..., Any]]] = [
+        hooks: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (cl.Event, "wait", _waits_for_itself),
             (cl.CommandQueue, "finish", _finishes),
+            (cl.CommandQueue, "flush", _flushes),
+            (cl.Event, "command_queue", _gives_queue),
             (cl.UserEvent, "set_status", _sets),
             (cl, "wait_for_events", _waits_for_all),
             (cl, "enqueue_marker", functools.partial(_enqueues, "marker")),
@@ -52,7 +55,8 @@ def install() -> None:
         for owner, name, hook in hooks:
             original = getattr(owner, name)
             _originals[owner, name] = original
-            setattr(owner, name, functools.wraps(original)(hook(original)))
+            hooked = hook(original)
+            setattr(owner, name, hooked if isinstance(original, property) else functools.wraps(original)(hooked))
 
 
 def uninstall() -> None:
@@ -103,6 +107,24 @@ def _finishes(original: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
+def _flushes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def flush(self: cl.CommandQueue) -> None:
+        original(self)
+        _journal.host(_journal.Flushed(describe_queue(self)[0]))
+
+    return flush
+
+
+def _gives_queue(original: Any) -> property:
+    def command_queue(self: cl.Event) -> cl.CommandQueue | None:
+        queue: cl.CommandQueue | None = original.fget(self)
+        if queue is not None:
+            describe_queue(queue)  # when this object of it goes, that flushes
+        return queue
+
+    return property(command_queue, doc=original.__doc__)
+
+
 def _sets(original: Callable[..., Any]) -> Callable[..., Any]:
     def set_status(self: cl.UserEvent, status: int) -> None:
         original(self, status)
@@ -144,7 +166,7 @@ def _published(
     key, out_of_order = describe_queue(queue)
     waits, gates, opened = describe_waits(wait_for)
     site = caller_site(_INNER)
-    record = _journal.Command(kind, key, name, out_of_order, (), waits, gates, opened, site, blocking)
+    record = _journal.Command(kind, key, name, out_of_order, (), waits, gates, opened, site, blocking, raw=True)
     _journal.before(record)
     try:
         result = call()

@@ -29,7 +29,8 @@ class Order:
         self.waiting: dict[Node, None] = {}  # the pending ones, as they were enqueued
         self._nowhere = Queue(0, out_of_order=True)
         self.settled = Node(Command("user event", None), self._nowhere, [])
-        self._queue_numbers, self._numbers = count(1), count(1)
+        self._queue_numbers = count(1)
+        self.number = 0  # of the latest command
         self._limit = self._queue_limit = self.slack
 
     def queue(self, key: Hashable, out_of_order: bool) -> Queue:
@@ -52,11 +53,14 @@ class Order:
             pred = self.nodes.get(event)
             if pred is not None:
                 preds.append(pred)
+                if pred.queue is not queue and not command.raw:
+                    pred.queue.flushed = self.number  # as each of our commands does before it waits
             elif event in command.gates:
                 gates.append(event)
             elif event not in command.opened:
                 preds.append(self.adopt(event))
-        node = Node(command, queue, preds, next(self._numbers))
+        self.number = number = self.number + 1
+        node = Node(command, queue, preds, number)
         if command.mapping is not None and command.kind == "unmap" and command.mapping in self.maps:
             node.start = self.maps[command.mapping]
             node.accesses = node.accesses or node.start.accesses
@@ -120,7 +124,8 @@ class Order:
     def adopt(self, event: Hashable, queue: Queue | None = None) -> Node:
         """Take in an event whose command was not seen: it may come after everything that has been enqueued."""
         preds = self.everything() if queue is None else [*queue.ends(), *self.everything()]
-        node = Node(Command("foreign", None), queue or self._nowhere, preds, next(self._numbers))
+        self.number += 1
+        node = Node(Command("foreign", None), queue or self._nowhere, preds, self.number)
         node.adopted = True
         if queue is not None:
             queue.push(node, alone=False)

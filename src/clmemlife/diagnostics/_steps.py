@@ -31,6 +31,16 @@ class Steps:
                     self._catch_up()
                 self._inside = False
 
+    def _soon(self, step: Callable[[Any], None], value: Any) -> None:
+        """Take a step that finds nothing as soon as nobody else is inside; never waits, also from a finalizer."""
+        self._later.append((step, value))
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._inside:
+                    self._step(lambda _: None, None)
+            finally:
+                self._lock.release()
+
     def _exclusively(self, function: Callable[..., Any], *values: Any) -> Any:
         """Return what a function that changes nothing says; also from inside of a step."""
         with self._lock:

@@ -15,21 +15,23 @@ Two uses collide if they share a byte and one of them writes. They are ordered i
 That a command was seen complete orders nothing: it would hide the mistake behind timing. An event that was never
 seen (the command of another library) may come after everything, so whoever waits for it is taken to.
 
+Of waits that may have no end `_hangs` knows: for a user event that nobody sets, for a queue that nobody flushes.
+
 Time is kept by `_order` and `_clocks`, the bytes by `_uses`; this module asks both and reports. It is pure: queues
 and events are opaque hashable values.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Hashable, Iterable
 from typing import Final, Literal
 
-from .._journal import Access, Command, HostRecord, HostWait, Released, UserEventSet
-from ..exceptions import MapConflictError
+from .._journal import Access, Command, Flushed, HostRecord, HostWait, Released, UserEventSet
 from ._clocks import Node
-from ._findings import Finding, Party, Report, explained, judged
+from ._findings import Finding, Party, Report, judged
+from ._hangs import endless, unflushed
 from ._order import Order
+from ._questions import dependencies, explained
 from ._steps import Steps
 from ._uses import Objects, Survey, Uses, with_role
 
@@ -98,7 +100,10 @@ class Checker(Steps):
 
     def host(self, record: HostRecord) -> None:
         """Take note of what the host did."""
-        self._step(self._host, record)
+        if type(record) is Released or type(record) is Flushed:  # by a finalizer, perhaps
+            self._soon(self._host, record)
+        else:
+            self._step(self._host, record)
 
     # What the user calls
 
@@ -137,7 +142,7 @@ class Checker(Steps):
             If the host has the bytes mapped: then no event can order it.
         """
         accesses = self._objects.placed((*with_role(reads, reads=True), *with_role(writes)))
-        events: list[Hashable] = self._exclusively(self._dependencies, accesses)
+        events: list[Hashable] = self._exclusively(dependencies, self._order, self._objects, accesses)
         return events
 
     def explain(self, obj: int) -> str:
@@ -150,14 +155,15 @@ class Checker(Steps):
     def _before(self, command: Command) -> None:
         if self._report.unsaid:
             self._report.say()
-        node = self._order.plan(command)
+        order = self._order
+        node = order.plan(command)
         for access in node.accesses:
             if access.alias is not None:
                 node.accesses = self._objects.placed(node.accesses)
                 break
         surveys = _NO_SURVEYS
         if node.pending:
-            found = self._endless(node, Party.of(node)) if command.blocking else None
+            found = endless(order, node, Party.of(node)) if command.blocking else None
         else:
             surveys = self._surveys(node, node.accesses)
             found = None
@@ -165,9 +171,13 @@ class Checker(Steps):
                 if survey.unordered or survey.undefined:
                     found = judged(surveys)
                     break
+        if command.raw and command.waits:
+            if self._later:
+                self._catch_up()
+            found = [*(found or ()), *unflushed(order, node, command.waits)]
         if found:
             self._report.add(found)
-        self._order.commit(command, node)
+        order.commit(command, node)
         self._in_flight[id(command)] = command, node, [survey.uses.record(survey) for survey in surveys]
 
     def _after(self, command: Command) -> None:
@@ -177,6 +187,7 @@ class Checker(Steps):
         node = known[1]
         self._order.enqueued(command.event, node)
         if command.blocking:
+            node.queue.flushed = self._order.number
             self._settle(node)
 
     def _abandoned(self, command: Command) -> None:
@@ -194,6 +205,9 @@ class Checker(Steps):
         order = self._order
         if isinstance(record, UserEventSet):
             self._report.add(self._open(record.event))
+        elif isinstance(record, Flushed):
+            if record.queue in order.queues:
+                order.queues[record.queue].flushed = order.number
         elif isinstance(record, Released):
             if order.waiting:
                 self._released.add(record.obj)
@@ -208,9 +222,10 @@ class Checker(Steps):
         if record.queue in order.queues:
             nodes += order.queues[record.queue].ends()
         for node in nodes:
+            node.queue.flushed = order.number
             if record.returned:
                 self._settle(node)
-            elif found := self._endless(node, Party("host wait", "", 0, record.site)):
+            elif found := endless(order, node, Party("host wait", "", 0, record.site)):
                 self._report.add(found)
 
     def _close(self, _: None) -> None:
@@ -253,25 +268,6 @@ class Checker(Steps):
             survey.uses.record(survey)
         return found
 
-    def _dependencies(self, accesses: tuple[Access, ...]) -> list[Hashable]:
-        found: dict[Node, None] = {}
-        for access in accesses:
-            for node in self._collisions(access):
-                if node.mapped and node.unmap is None:
-                    raise MapConflictError(f"{access.label or access.site} is mapped at {node.site}: unmap it first")
-                node = node.unmap if node.mapped and node.unmap is not None else node
-                if node.live() and node.event is not None:
-                    found[node] = None
-        return [node.event for node in self._order.ends(found)]
-
-    def _collisions(self, access: Access) -> Iterable[Node]:
-        uses = self._objects.of(access.obj)
-        if uses is not None:
-            yield from (node for node, _ in uses.colliding(access))
-        for node in self._order.waiting:
-            if any(a.obj == access.obj and (a.writes or access.writes) and a.overlaps(access) for a in node.accesses):
-                yield node
-
     def _open(self, event: Hashable | None) -> list[Finding]:
         """Judge what gets its place because a user event (None: every one) is set."""
         found: list[Finding] = []
@@ -289,11 +285,3 @@ class Checker(Steps):
             self._report.add(self._open(event), quietly=True)
         for each in [p for p in node.preds if not p.pending] if node.pending else [node]:
             self._order.settle(each)
-
-    def _endless(self, node: Node, waiter: Party) -> list[Finding]:
-        """Return the finding that the host is about to wait for what only the host itself could let go."""
-        gated = next(iter(self._order.gates(node).values()), None)
-        others = {*threading.enumerate()} - {threading.current_thread()} if gated is not None else set()
-        if gated is None or any(not thread.name.startswith("clmemlife-") for thread in others):
-            return []
-        return [Finding("wait_cycle", waiter, Party.of(gated))]
