@@ -51,6 +51,7 @@ A new module belongs in here, as low as what it imports allows.
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = ("_journal", "_ledger", "diagnostics.hazards", "exceptions")
 MOST_LINES = 300
+"""Without docstrings, which must say all that `test_docstrings.py` asks for."""
 
 
 def name_of(path: Path) -> str:
@@ -150,7 +151,11 @@ def test_nobody_but_the_seam_names_the_enqueueing_functions_of_pyopencl():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_short(name):
-    assert len(MODULES[name].splitlines()) <= MOST_LINES
+    lines = len(MODULES[name].splitlines())
+    for node in ast.walk(ast.parse(MODULES[name])):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
+            lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+    assert lines <= MOST_LINES
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in ("__main__", "_info")])

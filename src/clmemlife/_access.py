@@ -76,6 +76,10 @@ class Declared:
     ------
     TypeError, ValueError
         Not a memory object; a range that leaves it.
+
+    Notes
+    -----
+    A plain value that holds `mem`; any thread may use it, several times.
     """
 
     __slots__ = ("mem", "offset", "size")

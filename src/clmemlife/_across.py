@@ -50,8 +50,8 @@ def enqueue_copy_across(
     wait_for
         See `wait_list`; every part of the copy comes after it.
     chunk_bytes : int, optional
-        Size of the chunks. By default they suit the size of the copy, and where both queues are of one device or both
-        devices share the host's memory, ``clEnqueueCopyBuffer`` on `queue` does it all.
+        Size of the chunks in bytes. By default they suit the size of the copy, and where both queues are of one device
+        or both devices share the host's memory, ``clEnqueueCopyBuffer`` on `queue` does it all.
     src_offset, dst_offset, byte_count : int
         Bytes, as for `enqueue_copy`.
 
@@ -68,8 +68,9 @@ def enqueue_copy_across(
 
     Notes
     -----
-    Does not block, except that the first use allocates pinned memory. `src` stays where it is. OpenCL specification:
-    ``clEnqueueReadBuffer``, ``clEnqueueWriteBuffer``, "Memory Objects".
+    Does not block, except that the first use allocates pinned memory. Any thread. Both buffers are held until
+    the copy is complete; `src` stays where it is. OpenCL specification: ``clEnqueueReadBuffer``,
+    ``clEnqueueWriteBuffer``, "Memory Objects".
     """
     check_queue(source_queue)
     check_queue(queue)

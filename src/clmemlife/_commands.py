@@ -47,6 +47,7 @@ def enqueue_kernel(
     Parameters
     ----------
     queue : pyopencl.CommandQueue
+        Of the context of the kernel and of all memory objects; not held.
     kernel : pyopencl.Kernel
         May be launched from several threads: setting and enqueueing are one step.
     global_size, local_size, global_offset : tuple of int
@@ -177,7 +178,7 @@ def enqueue_fill(
     Returns
     -------
     pyopencl.Event
-        With a size of zero that of a marker.
+        With a size of zero that of a marker. `dest` and the pattern are held until it is complete.
 
     Raises
     ------
@@ -187,7 +188,7 @@ def enqueue_fill(
 
     Notes
     -----
-    Does not block. OpenCL specification: ``clEnqueueFillBuffer``, ``clEnqueueFillImage``.
+    Does not block, any thread. OpenCL specification: ``clEnqueueFillBuffer``, ``clEnqueueFillImage``.
     """
     check_queue(queue)
     if isinstance(pattern, (bool, int, float, complex)):

@@ -58,8 +58,8 @@ def enqueue_copy(
 
     Notes
     -----
-    OpenCL specification: ``clEnqueueReadBuffer``, ``clEnqueueWriteBuffer``, ``clEnqueueCopyBuffer``, their ``Rect``
-    forms, and the image forms.
+    Any thread. OpenCL specification: ``clEnqueueReadBuffer``, ``clEnqueueWriteBuffer``, ``clEnqueueCopyBuffer``, their
+    ``Rect`` forms, and the image forms.
     """
     check_queue(queue)
     if isinstance(dest, cl.SVMPointer) or isinstance(src, cl.SVMPointer):

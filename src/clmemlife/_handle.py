@@ -74,6 +74,11 @@ class MemHandle(Reference):
         require_zero_copy : bool
             Raise `AlignmentError` where ``USE_HOST_PTR`` memory is misaligned, instead of warning.
 
+        Returns
+        -------
+        MemHandle
+            Owns the reference; the caller releases it.
+
         Raises
         ------
         TypeError
@@ -140,6 +145,11 @@ class MemHandle(Reference):
         pitches : tuple of int, optional
             Row and slice pitch of `hostbuf` in bytes.
 
+        Returns
+        -------
+        MemHandle
+            Owns the reference; the caller releases it.
+
         Raises
         ------
         TypeError, ValueError
@@ -181,14 +191,25 @@ class MemHandle(Reference):
         mem : MemHandle, PyOpenCL memory object, or int
             An ``int`` is the address of a live ``cl_mem`` (``int_ptr``).
         label : str, optional
+            Name for messages and reports; by default that of `mem`, if it is a handle.
+
+        Returns
+        -------
+        MemHandle
+            Owns a reference of its own; the caller releases it. `mem` keeps its own.
 
         Raises
         ------
-        TypeError, ValueError, ReleasedError, CallError
+        TypeError, ValueError
+            No memory object, no address.
+        ReleasedError
+            `mem` is a handle that was released.
+        CallError, pyopencl.Error
+            The driver does not know the address (where it looks).
 
         Notes
         -----
-        OpenCL specification: ``clRetainMemObject``.
+        Does not block. OpenCL specification: ``clRetainMemObject``.
         """
         site = caller_site()
         if isinstance(mem, MemHandle):
@@ -206,6 +227,12 @@ class MemHandle(Reference):
         int_ptr : int
             Address of a live ``cl_mem`` from foreign code.
         label : str, optional
+            Name for messages and reports.
+
+        Returns
+        -------
+        MemHandle
+            Owns the reference that was the caller's.
 
         Raises
         ------
@@ -252,6 +279,12 @@ class MemHandle(Reference):
         flags : MemFlags
             Device and host access; what is not given is inherited.
         label : str, optional
+            Name for messages and reports; by default that of this handle with the bytes, ``field[0:256]``.
+
+        Returns
+        -------
+        MemHandle
+            Owns the sub-buffer; the caller releases it.
 
         Raises
         ------
@@ -263,7 +296,8 @@ class MemHandle(Reference):
 
         Notes
         -----
-        The root stays alive as long as the sub-buffer does. OpenCL specification: ``clCreateSubBuffer``.
+        The sub-buffer keeps its root alive, so this handle may be released first. Does not block. OpenCL specification:
+        ``clCreateSubBuffer``.
         """
         flags = require(flags, MemFlags)
         origin, size = whole_number(origin, "origin (bytes)"), whole_number(size, "size (bytes)")

@@ -142,6 +142,11 @@ def aligned_empty(
         An alignment in bytes (a power of two), or a context: then the strictest of its devices, at least a page,
         and the memory behind the array is whole cache lines.
 
+    Returns
+    -------
+    numpy.ndarray
+        Ordinary memory that NumPy owns. A ``USE_HOST_PTR`` object made of it keeps it for as long as it needs it.
+
     Raises
     ------
     ValueError
@@ -149,7 +154,8 @@ def aligned_empty(
 
     Notes
     -----
-    OpenCL specification: ``clCreateBuffer`` (``CL_MEM_USE_HOST_PTR``) and ``CL_DEVICE_MEM_BASE_ADDR_ALIGN``.
+    Any thread. OpenCL specification: ``clCreateBuffer`` (``CL_MEM_USE_HOST_PTR``) and
+    ``CL_DEVICE_MEM_BASE_ADDR_ALIGN``.
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:

@@ -31,7 +31,7 @@ class Mapping:
     ----------
     queue : pyopencl.CommandQueue
     handle : MemHandle
-        Held until the unmap; releasing the handle first is fine.
+        Its memory object is held until the unmap; releasing the handle first is fine.
     flags : MapFlags
         ``READ`` alone gives a read-only array; ``WRITE_INVALIDATE_REGION`` (old content is lost) excludes the others.
     shape, dtype, order
@@ -127,8 +127,9 @@ class Mapping:
     def array(self) -> np.ndarray[Any, Any]:
         """The host array; waits for the map on first use.
 
-        It is emptied in place at unmap (shape ``(0,)``, dtype ``V1``), so a name kept too long reaches nothing. Raises
-        `UnmappedError` after unmap, `DependencyError` if the map failed.
+        The memory belongs to the map: the array is emptied in place at unmap (shape ``(0,)``, dtype ``V1``), so a name
+        kept too long reaches nothing. Raises `UnmappedError` after unmap, `DependencyError` if the map failed. OpenCL
+        specification: ``clWaitForEvents``.
         """
         open_ = self._open
         if open_.array is None:
@@ -143,7 +144,19 @@ class Mapping:
         return open_.array  # type: ignore[no-any-return]
 
     def wait(self) -> None:
-        """Block until the memory is mapped; raise `DependencyError` if the map failed."""
+        """Block until the memory is mapped.
+
+        Raises
+        ------
+        DependencyError
+            The map failed.
+        UnmappedError, ForkedProcessError
+            There is nothing to wait for any more.
+
+        Notes
+        -----
+        OpenCL specification: ``clWaitForEvents``.
+        """
         self._open.check()
         event = self._open.map_event
         try:
@@ -154,7 +167,13 @@ class Mapping:
             raise DependencyError(event, status, message) from error
 
     def copy(self) -> np.ndarray[Any, Any]:
-        """Return a copy of the mapped data, which may outlive the map."""
+        """Copy the mapped data; waits for the map.
+
+        Returns
+        -------
+        numpy.ndarray
+            Memory of its own, which may outlive the map.
+        """
         return np.array(self.array)
 
     @property
@@ -209,7 +228,8 @@ class Mapping:
 
         Notes
         -----
-        Does not block. OpenCL specification: ``clEnqueueUnmapMemObject``.
+        Does not block. The memory object is held until the unmap is complete. OpenCL specification:
+        ``clEnqueueUnmapMemObject``.
         """
         if queue is not None:
             check_queue(queue)

@@ -33,8 +33,29 @@ HOST_ACCESS_FLAGS = MemFlags.HOST_READ_ONLY | MemFlags.HOST_WRITE_ONLY | MemFlag
 class MemInfo:
     """Every ``CL_MEM_*`` query of an object at one moment, under its lower-case name.
 
-    ``map_count`` and ``reference_count`` are stale as soon as they are read; they are for debugging only. ``None``
-    stands for what the platform does not answer. OpenCL specification: ``clGetMemObjectInfo``.
+    Attributes
+    ----------
+    type : int
+        A value of `pyopencl.mem_object_type`.
+    flags : MemFlags
+        Bits that this library does not know are kept.
+    size : int
+        Bytes.
+    host_ptr : int or None
+        The address that a ``USE_HOST_PTR`` object was made with.
+    map_count, reference_count : int
+        Stale as soon as they are read, and for debugging only. The reference that the query needs is not counted.
+    context : pyopencl.Context
+    associated_memobject : int or None
+        Address of the buffer or image that this one is a part or a view of.
+    offset : int
+        Where a sub-buffer begins in that, in bytes.
+    uses_svm_pointer : bool or None
+        ``None`` where the platform does not answer.
+
+    Notes
+    -----
+    OpenCL specification: ``clGetMemObjectInfo``.
     """
 
     type: int

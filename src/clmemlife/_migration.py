@@ -25,7 +25,8 @@ class Migration:
     queue : pyopencl.CommandQueue
         The objects go to its device, or to the host with ``MigrationFlags.HOST``.
     handles : MemHandle or iterable of MemHandle
-        Held until the event is complete. An object named twice, or with its parent, is migrated once.
+        Their memory objects are held until the event is complete. One that is named twice, or with its parent, is
+        migrated once.
     flags : MigrationFlags
     wait_for
         See `wait_list`.
@@ -51,8 +52,8 @@ class Migration:
 
     Notes
     -----
-    Does not block, except that the first staged one allocates pinned memory. With no handles at all the event is that
-    of a marker. OpenCL specification: ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
+    Does not block, except that the first staged one allocates pinned memory. Any thread. With no handles at all the
+    event is that of a marker. OpenCL specification: ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
     """
 
     __slots__ = ("_event", "_flags", "_handles", "_queue", "_source_queue", "_via", "_wanted")
@@ -125,7 +126,17 @@ class Migration:
         return self._via
 
     def wait(self) -> None:
-        """Block until the objects are there; raise `DependencyError` if the migration failed."""
+        """Block until the objects are there.
+
+        Raises
+        ------
+        DependencyError
+            The migration failed.
+
+        Notes
+        -----
+        OpenCL specification: ``clWaitForEvents``.
+        """
         try:
             self._event.wait()
         except cl.Error as error:
@@ -137,10 +148,26 @@ class Migration:
     def back(self, *, wait_for: Any = None) -> Migration:
         """Migrate the same objects to the device of `source_queue`, after this migration and `wait_for`.
 
+        Parameters
+        ----------
+        wait_for
+            See `wait_list`.
+
+        Returns
+        -------
+        Migration
+            A new one, which holds the same memory objects.
+
         Raises
         ------
         ValueError
             There is no `source_queue`.
+        MapConflictError, DependencyError, ContextMismatchError, ReleasedError, pyopencl.Error
+            As for a `Migration`.
+
+        Notes
+        -----
+        Does not block. OpenCL specification: ``clEnqueueMigrateMemObjects``.
         """
         if self._source_queue is None:
             raise ValueError("a migration knows its way back only with source_queue=...; give one, or migrate anew")

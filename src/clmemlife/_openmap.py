@@ -23,7 +23,17 @@ _EMPTY = (1, (0,), np.dtype("V1"), False, b"")
 
 
 class MapState(enum.Enum):
-    """Where a `Mapping` is on its way."""
+    """Where a `Mapping` is on its way.
+
+    Attributes
+    ----------
+    PENDING
+        The map is enqueued and not complete.
+    MAPPED
+        The host may use the array.
+    UNMAPPED
+        The unmap is enqueued, or the map was given up.
+    """
 
     PENDING = "pending"
     MAPPED = "mapped"

@@ -52,8 +52,8 @@ class Reference:
     def release(self) -> None:
         """Give the reference back, once; a second call does nothing.
 
-        Does not block, any thread. A release that fails is reported as `CleanupWarning` with call, status and
-        object. OpenCL specification: ``clReleaseMemObject``.
+        Does not block, any thread. Queued commands keep what they use. A release that fails is reported as
+        `CleanupWarning` with call, status and object. OpenCL specification: ``clReleaseMemObject``.
         """
         int_ptr = self._disarm("released")
         if int_ptr is not None:
@@ -64,9 +64,17 @@ class Reference:
                 warn_at(caller_site(), problem, CleanupWarning)
 
     def detach(self) -> cl.MemoryObject:
-        """Give the reference away: return the PyOpenCL object that owns it from now on.
+        """Give the reference away to a PyOpenCL object; the handle answers afterwards as a released one does.
 
-        The handle answers afterwards as a released one does.
+        Returns
+        -------
+        pyopencl.MemoryObject
+            Owns the reference from now on, and releases it when it is collected.
+
+        Raises
+        ------
+        ReleasedError
+            There is no reference to give any more.
         """
         with self._lock:
             if self._entry.held is None:
@@ -105,12 +113,16 @@ class Reference:
 
         Raises
         ------
-        TypeError, ReleasedError, CallError
+        TypeError
+            `fn` cannot be called.
+        ReleasedError
+        CallError, OSError
+            The driver refuses, or no pipe can be opened; nothing is registered.
 
         Notes
         -----
-        The object lives as long as anything holds a reference: other handles, sub-buffers, queued commands. OpenCL
-        specification: ``clSetMemObjectDestructorCallback``.
+        `fn` is held until it has run; the object lives as long as anything holds a reference: other handles,
+        sub-buffers, queued commands. Does not block. OpenCL specification: ``clSetMemObjectDestructorCallback``.
         """
         if not callable(fn):
             raise TypeError(f"on_destroy takes a callable, not {fn!r}")
@@ -128,7 +140,8 @@ class Reference:
     def mem(self) -> cl.MemoryObject:
         """A PyOpenCL object for other libraries, with a reference of its own.
 
-        A name kept past `release` stays safe to use; it keeps the memory, and leak reports say so.
+        A name kept past `release` stays safe to use; it keeps the memory, and leak reports say so. Does not block.
+        OpenCL specification: ``clRetainMemObject``.
         """
         return self._share()
 
@@ -185,7 +198,21 @@ class Reference:
         return self._parent
 
     def info(self) -> MemInfo:
-        """Ask the driver for every ``CL_MEM_*`` value now. OpenCL specification: ``clGetMemObjectInfo``."""
+        """Ask the driver for every ``CL_MEM_*`` value now.
+
+        Returns
+        -------
+        MemInfo
+            A record of this moment; it keeps the context, not the memory object.
+
+        Raises
+        ------
+        ReleasedError
+
+        Notes
+        -----
+        Does not block. OpenCL specification: ``clGetMemObjectInfo``.
+        """
         _inflight.sweep()
         return query(self._share())
 

@@ -34,7 +34,13 @@ def set_site_depth(lines: int) -> int:
     ----------
     lines : int
         1 (the default, or what the environment variable ``CLMEMLIFE_SITE_DEPTH`` says) keeps the innermost line
-        outside this package. More cost about half a microsecond each for every handle; reports show them.
+        outside this package. More cost about half a microsecond each for every handle; reports show them. It counts
+        for all threads.
+
+    Returns
+    -------
+    int
+        How many lines were kept before.
 
     Raises
     ------

@@ -15,7 +15,9 @@ from ._staging import Block
 
 
 class Slot:
-    """One of the places on a device where a chunk can be, as `launch` sees it.
+    """One of the places on a device where a chunk can be, as the ``launch`` of `stream_chunks` sees it.
+
+    It is for the thread that iterates over the stream, and for the time of the call.
 
     Attributes
     ----------
@@ -27,9 +29,9 @@ class Slot:
     index : int
         Number of the chunk, from 0.
     input_bytes : int
-        How much of `input` is the chunk.
+        How many bytes of `input` are the chunk.
     output_bytes : int
-        How much of `output` is copied out; `launch` may lower it.
+        How many bytes of `output` are copied out; ``launch`` may lower it.
     shape, dtype
         Of the chunk.
     """

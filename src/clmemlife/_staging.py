@@ -87,12 +87,17 @@ class Block:
 
 
 class Staging:
-    """The pinned memory of one context, as `staging` returns it; `with` lets go of what is idle when it is left.
+    """The pinned memory of one context, as `staging` returns it; ``with`` lets go of what is idle when it is left.
 
     Attributes
     ----------
     idle_bytes_limit : int
-        How much is kept for later; set it as you like. What is lent out comes on top.
+        How many bytes are kept for later; set it as you like. What is lent out comes on top.
+
+    Notes
+    -----
+    Any thread; nothing blocks. OpenCL specification: ``clCreateBuffer`` with ``CL_MEM_ALLOC_HOST_PTR``,
+    ``clEnqueueMapBuffer``.
     """
 
     def __init__(self, context: cl.Context) -> None:
@@ -112,7 +117,13 @@ class Staging:
             return self._kept
 
     def trim(self, nbytes: int = 0) -> None:
-        """Let go of idle memory until at most `nbytes` are kept. Never blocks, any thread."""
+        """Let go of idle memory. Never blocks, any thread.
+
+        Parameters
+        ----------
+        nbytes : int
+            How many bytes may be kept.
+        """
         with self._lock:
             self._take_in(nbytes)
 
@@ -174,7 +185,26 @@ def staging(context: cl.Context) -> Staging:
     """Return the pinned memory that this library's transfers in `context` go through.
 
     It is made at the first use, reused by size, bounded, and released at exit; ``with clmemlife.staging(context):``
-    releases what is idle earlier. ``Statistics.staging_bytes`` tells how much there is. Any thread.
+    releases what is idle earlier. ``Statistics.staging_bytes`` tells how much there is.
+
+    Parameters
+    ----------
+    context : pyopencl.Context
+
+    Returns
+    -------
+    Staging
+        The same one each time. The library owns it, and keeps those of the eight contexts that were used last.
+
+    Raises
+    ------
+    TypeError
+        Not a context.
+
+    Notes
+    -----
+    Does not block, any thread. OpenCL specification: ``clCreateBuffer`` with ``CL_MEM_ALLOC_HOST_PTR``,
+    ``clEnqueueMapBuffer``.
     """
     if not isinstance(context, cl.Context):
         raise TypeError(f"staging takes a pyopencl.Context, not {type(context).__name__}")

@@ -73,8 +73,9 @@ def stream_chunks(
     next chunk is asked for when a result has been taken, so that no more than `depth` of them are in flight. Iterating
     waits for results, nothing else blocks. What a producer or `launch` raises comes after the results of the chunks
     before; a failing command raises `DependencyError`. Either way the exception has a note that names chunk and step
-    (`ChunkStream.failed`), and everything is given back, as it is when the stream is closed or dropped. OpenCL
-    specification: "Execution Model: Synchronization".
+    (`ChunkStream.failed`), and everything is given back, as it is when the stream is closed or dropped. One thread at a
+    time iterates. OpenCL specification: ``clEnqueueWriteBuffer``, ``clEnqueueReadBuffer``,
+    ``clEnqueueMarkerWithWaitList``, "Execution Model: Synchronization".
     """
     lanes = [queues] if isinstance(queues, cl.CommandQueue) else list(queues)
     if not lanes:
@@ -109,7 +110,12 @@ def stream_chunks(
 class ChunkStream(Iterator["np.ndarray[Any, Any]"]):
     """What `stream_chunks` returns: an iterator over the results; `close`, ``with`` or dropping it ends it early.
 
-    Entering a ``with`` block makes the memory (if `chunk_bytes` was given), else the first result does.
+    Entering a ``with`` block makes the memory (if ``chunk_bytes`` was given), else the first result does.
+
+    Notes
+    -----
+    It owns the buffers of its slots and gives them back when it ends. Only ``next`` waits. One thread at a time.
+    OpenCL specification: ``clEnqueueWriteBuffer``, ``clEnqueueReadBuffer``, ``clEnqueueMarkerWithWaitList``.
     """
 
     def __init__(self, run: Run) -> None:
@@ -140,7 +146,13 @@ class ChunkStream(Iterator["np.ndarray[Any, Any]"]):
         self.close()
 
     def plan(self) -> str:
-        """Return the commands for one chunk ``k`` of each device, each with its queue and its wait-list, as text."""
+        """Say which commands there are for one chunk ``k`` of each device, each with its queue and its wait-list.
+
+        Returns
+        -------
+        str
+            One line for each command.
+        """
         run, lines, count = self._run, [], len(self._run.lanes)
         for number, lane in enumerate(run.lanes):
             before = "of the slot's last chunk" if run.by_load else f"k-{len(lane.slots) * count}"

@@ -72,7 +72,27 @@ def _strict(cls: type[F]) -> type[F]:
 
 @_strict
 class MemFlags(_Flags):
-    """Flags of a memory object: ``cl_mem_flags`` (specification of ``clCreateBuffer``)."""
+    """Flags of a memory object: ``cl_mem_flags``.
+
+    Attributes
+    ----------
+    READ_WRITE, READ_ONLY, WRITE_ONLY
+        What kernels may do with it; one of the three at most.
+    USE_HOST_PTR
+        It uses the memory of ``hostbuf``, which is kept alive until the runtime says that the object is gone.
+    ALLOC_HOST_PTR
+        In memory that the host can reach: pinned, on a GPU.
+    COPY_HOST_PTR
+        It begins with a copy of ``hostbuf``.
+    HOST_READ_ONLY, HOST_WRITE_ONLY, HOST_NO_ACCESS
+        What the host may do with it by copies and maps; one of the three at most.
+    KERNEL_READ_AND_WRITE
+        One kernel may read and write it as an image.
+
+    Notes
+    -----
+    OpenCL specification: ``clCreateBuffer``, "Memory Flags".
+    """
 
     READ_WRITE = cl.mem_flags.READ_WRITE
     WRITE_ONLY = cl.mem_flags.WRITE_ONLY
@@ -88,7 +108,21 @@ class MemFlags(_Flags):
 
 @_strict
 class MapFlags(_Flags):
-    """Flags of a map: ``cl_map_flags`` (specification of ``clEnqueueMapBuffer``)."""
+    """Flags of a map: ``cl_map_flags``.
+
+    Attributes
+    ----------
+    READ
+        The host reads; alone it gives a read-only array.
+    WRITE
+        The host writes parts of the region; the rest stays.
+    WRITE_INVALIDATE_REGION
+        The host writes all of the region; the old content need not travel. Excludes the others.
+
+    Notes
+    -----
+    OpenCL specification: ``clEnqueueMapBuffer``, "Map Flags".
+    """
 
     READ = cl.map_flags.READ
     WRITE = cl.map_flags.WRITE
@@ -97,7 +131,19 @@ class MapFlags(_Flags):
 
 @_strict
 class MigrationFlags(_Flags):
-    """Flags of a migration: ``cl_mem_migration_flags`` (specification of ``clEnqueueMigrateMemObjects``)."""
+    """Flags of a migration: ``cl_mem_migration_flags``.
+
+    Attributes
+    ----------
+    HOST
+        To the host instead of to the device of the queue.
+    CONTENT_UNDEFINED
+        The content need not travel; it is undefined afterwards.
+
+    Notes
+    -----
+    OpenCL specification: ``clEnqueueMigrateMemObjects``, "Memory Migration Flags".
+    """
 
     HOST = cl.mem_migration_flags.HOST
     CONTENT_UNDEFINED = cl.mem_migration_flags.CONTENT_UNDEFINED

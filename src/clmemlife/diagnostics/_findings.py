@@ -110,7 +110,13 @@ class Finding:
         return f"At {second} add wait_for=[{event.get(self.first.kind, 'event returned')} at {first}]."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as plain values, for JSON."""
+        """Return the finding as plain values.
+
+        Returns
+        -------
+        dict
+            Fit for JSON, with `key` and `advice`.
+        """
         return {**asdict(self), "key": self.key, "advice": self.advice}
 
     def __str__(self) -> str:

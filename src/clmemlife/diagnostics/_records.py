@@ -30,7 +30,9 @@ class LiveRecord:
     size : int
         Bytes.
     site : str
-        ``file:line`` that made it; `stack` has the callers of that line too, as deep as `set_site_depth` says.
+        ``file:line`` that made it.
+    stack : tuple of str
+        That line and its callers, as deep as `set_site_depth` says.
     kind : str
         ``"buffer"``, ``"sub-buffer"``, ``"image"`` or ``"map"``.
     how : str
@@ -39,7 +41,7 @@ class LiveRecord:
     age : float
         Seconds.
     offset : int
-        Bytes within the root.
+        Where it begins in its root, in bytes.
     maps, children, commands : int
         Open maps of the root; live sub-buffers of it; queued commands that use this object.
     parent : str or None

@@ -79,12 +79,21 @@ def dependencies(*, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> li
     ----------
     reads, writes : iterable of MemHandle, PyOpenCL memory object, or In/Out/InOut (for a range)
 
+    Returns
+    -------
+    list of pyopencl.Event
+        Empty if nothing has to be waited for.
+
     Raises
     ------
     RuntimeError
         No checker is listening.
     MapConflictError
         The host has the bytes mapped; no event can order that.
+
+    Notes
+    -----
+    Any thread; does not block. The innermost open block answers.
     """
     return _listening("dependencies").dependencies(_accesses(reads, False), _accesses(writes, True))
 
@@ -113,6 +122,10 @@ def declare(
         No checker is listening.
     UnorderedAccessError
         In mode "raise", where that command is not ordered.
+
+    Notes
+    -----
+    Any thread; does not block.
     """
     _listening("declare")
     queue = event.command_queue if queue is None else queue
@@ -129,12 +142,27 @@ def declare(
 
 
 def explain(mem: Any) -> str:
-    """Return the recent uses of a memory object (handle or PyOpenCL's) as text, oldest first.
+    """Tell the recent uses of a memory object.
+
+    Parameters
+    ----------
+    mem : MemHandle or PyOpenCL memory object
+
+    Returns
+    -------
+    str
+        A line for each use, oldest first.
 
     Raises
     ------
     RuntimeError
         No checker is listening.
+    TypeError
+        Not a memory object.
+
+    Notes
+    -----
+    Any thread; does not block.
     """
     checker = _listening("explain")
     if not isinstance(mem, (MemHandle, cl.MemoryObjectHolder)):

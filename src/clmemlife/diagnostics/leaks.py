@@ -17,9 +17,20 @@ __all__ = ["LiveRecord", "Report", "Statistics", "live", "report", "statistics"]
 class Statistics:
     """Counts and bytes of the objects that this library's handles and maps hold.
 
-    ``*_bytes`` counts the memory of each object once, parts of it not at all; ``*_count`` counts handles.
-    ``pending_bytes`` were released here and are still held by queued commands; ``leased_bytes`` are host memory
-    kept for ``USE_HOST_PTR`` objects.
+    The bytes of an object count once, those of its parts not at all.
+
+    Attributes
+    ----------
+    current_bytes, peak_bytes, total_bytes : int
+        Bytes alive now, at most at one moment, and made in all.
+    current_count, peak_count, total_count : int
+        The same of handles.
+    pending_bytes : int
+        Bytes that were released here and are still held by queued commands.
+    leased_bytes : int
+        Bytes of host memory that are kept for ``USE_HOST_PTR`` objects.
+    staging_bytes : int
+        Bytes of pinned memory for transfers; see `staging`.
     """
 
     current_bytes: int
@@ -35,13 +46,26 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is alive now: `statistics` and `records`, each with the reason; ``str`` gives the text."""
+    """What was alive when `report` was called; ``str`` gives it as text.
+
+    Attributes
+    ----------
+    statistics : Statistics
+    records : tuple of LiveRecord
+        Each with the reason why it is alive.
+    """
 
     statistics: Statistics
     records: tuple[LiveRecord, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, fit for JSON."""
+        """Return it as plain values.
+
+        Returns
+        -------
+        dict
+            Fit for JSON.
+        """
         records = [{**asdict(one), "flags": str(one.flags)} for one in self.records]
         return {"statistics": asdict(self.statistics), "records": records}
 
@@ -57,7 +81,17 @@ class Report:
 
 
 def live() -> tuple[LiveRecord, ...]:
-    """Return a record for each live handle, oldest first, and for each open map whose handles are gone."""
+    """Return a record for each live handle, and for each open map whose handles are gone.
+
+    Returns
+    -------
+    tuple of LiveRecord
+        Oldest first. Records keep nothing alive. The library's own pinned memory is not among them.
+
+    Notes
+    -----
+    Does not block, any thread.
+    """
     entries = _ledger.entries()
     held = {one.root.number for one in entries}
     maps = [one for one in _ledger.open_maps() if one.root.number not in held]
@@ -65,13 +99,32 @@ def live() -> tuple[LiveRecord, ...]:
 
 
 def report() -> Report:
-    """Return what is alive now, handles and open maps, and why."""
+    """Return what is alive now, handles and open maps, and why.
+
+    Returns
+    -------
+    Report
+        Keeps nothing alive.
+
+    Notes
+    -----
+    Any thread. Looks at all Python objects, which takes milliseconds; it waits for no command.
+    """
     things: list[_ledger.Entry | _ledger.MapEntry] = [*_ledger.entries(), *_ledger.open_maps()]
     return Report(statistics(), records_of(things, why=True))
 
 
 def statistics() -> Statistics:
-    """Return the sums now. Does not block, any thread."""
+    """Return the sums now.
+
+    Returns
+    -------
+    Statistics
+
+    Notes
+    -----
+    Does not block, any thread.
+    """
     _callbacks.poll()
     _ledger.open_maps()  # removals that were queued are done by whoever comes next
     pending = {}

@@ -31,7 +31,15 @@ _active: list[Recorder] = []
 class Move:
     """Bytes that went from one place to another; a place is a device, or ``None`` for the host.
 
-    `explicit`: by a migration or a copy with host memory; else because a command or a map needed them there.
+    Attributes
+    ----------
+    source, destination : pyopencl.Device or None
+    explicit : bool
+        By a migration or a copy with host memory; else because a command or a map needed them there.
+    nbytes : int
+        Bytes, all times together.
+    count : int
+        How often.
     """
 
     source: Any
@@ -47,9 +55,19 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where a memory object is: `places` maps each place to how many of the `size` bytes are valid there.
+    """Where a memory object is, as far as was recorded. Bytes that no command has touched yet are nowhere.
 
-    ``undefined_bytes`` were left without content by a migration. Bytes that no command has touched yet are nowhere.
+    Attributes
+    ----------
+    label : str or None
+    size : int
+        Bytes.
+    places : dict
+        Maps each place (a `pyopencl.Device`, or ``None`` for the host) to how many bytes are valid there.
+    undefined_bytes : int
+        Bytes that a migration left without content.
+    moves : tuple of Move
+        What went where.
     """
 
     label: str | None
@@ -68,7 +86,19 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyFinding:
-    """Something that costs time or data: ``ping_pong``, ``needless_migration`` or ``undefined_read``, at `site`."""
+    """Something that costs time or data.
+
+    Attributes
+    ----------
+    kind : str
+        ``"ping_pong"``, ``"needless_migration"`` or ``"undefined_read"``.
+    label : str or None
+        Of the memory object.
+    site : str
+        ``file:line`` of the command.
+    text : str
+        What happens there.
+    """
 
     kind: str
     label: str | None
@@ -121,12 +151,25 @@ class record_residency:  # noqa: N801 - used like a function, as contextlib.supp
 
 
 def residency(mem: Any) -> Residency:
-    """Return where a memory object (handle or PyOpenCL's; for a part, its whole) is, as far as was recorded.
+    """Return where a memory object is, as far as was recorded.
+
+    Parameters
+    ----------
+    mem : MemHandle or PyOpenCL memory object
+        For a part, its whole is looked at.
+
+    Returns
+    -------
+    Residency
 
     Raises
     ------
     RuntimeError
         Nothing is recorded.
+
+    Notes
+    -----
+    Any thread; does not block. The innermost open block answers.
     """
     if not _active:
         raise RuntimeError("residency needs records: use it within 'with clmemlife.record_residency():'")

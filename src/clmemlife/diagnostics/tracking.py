@@ -55,7 +55,8 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
     Blocks nest; what the inner one finds the outer one finds too, unless it is ended in between. Queues with queued
     commands are flushed and polled, never finished: a command that hangs on a user event stops nothing. Where the
     block raises, its traceback keeps local names alive, so `leaks` says what was alive then and nothing is raised.
-    While a block is open each new object is registered with ``clSetMemObjectDestructorCallback``.
+    While a block is open each new object is registered with the driver, which then says when it is gone; that keeps
+    nothing alive. OpenCL specification: ``clSetMemObjectDestructorCallback``.
     """
 
     def __init__(self, mode: Mode = "raise", *, timeout_seconds: float = 1.0) -> None:
@@ -116,7 +117,13 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
             _ledger.observers = (*_ledger.observers, self)
 
     def stop(self) -> tuple[LiveRecord, ...]:
-        """End: find what leaks, and only return it; a second call returns the same."""
+        """End: find what leaks.
+
+        Returns
+        -------
+        tuple of LiveRecord
+            What `leaks` has; nothing is raised, and a second call returns the same.
+        """
         if self._end is None:
             self.leaks = self._judge()
             self._abandon()
