@@ -251,6 +251,48 @@ def test_a_forked_child_leaves_the_parent_s_blocks_alone(run):
     assert out == f"{MIB}\n"
 
 
+@pytest.mark.parametrize("when", ["trim", "drop", "exit"])
+def test_a_refused_unmap_keeps_the_memory_and_says_so(run_process, when):
+    done = run_process(f"""
+        from clmemlife import _opencl
+        pool = cml.staging(context)
+        pool._give_back(pool._lend(1 << 20))
+        view = pool._lend(2 << 20).array[3:]
+        def refuse(*arguments):
+            raise cl.LogicError("refused")
+        _opencl.enqueue_unmap_mem_object = refuse
+        if {when!r} == "trim":
+            pool.trim()
+            assert cml.statistics().staging_bytes == 3 << 20
+        elif {when!r} == "drop":
+            del view
+            assert cml.statistics().staging_bytes == 3 << 20
+        print("end")
+    """)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert done.stderr.count("CleanupWarning: 1048576 bytes of pinned memory") == 1
+    assert done.stderr.count("CleanupWarning: 2097152 bytes of pinned memory") == (when == "drop")
+
+
+def test_what_is_idle_can_be_let_go_of_by_whoever_finds_no_memory(context, pool, gate):
+    assert _staging.trim_idle(context) == 0
+    view = pool._lend(MIB).array[:1]
+    one, two, three = (pool._lend(MIB) for _ in range(3))
+    pool._give_back(one)
+    pool._give_back(two, [gate])
+    del one, two
+    assert _staging.trim_idle(context) == 2 * MIB
+    assert cml.statistics().staging_bytes == 2 * MIB  # what is lent, and what is looked at
+    pool._give_back(three)
+    del three, view
+
+
+def test_letting_go_makes_no_pool(devices):
+    alone = cl.Context(devices[:1])
+    assert _staging.trim_idle(alone) == 0
+    assert alone.int_ptr not in _staging._pools
+
+
 # -- the checker sees the blocks ---------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from clmemlife import (
     UnorderedAccessError,
     _chunks,
     _journal,
+    _opencl,
 )
 
 SOURCE = """
@@ -160,7 +161,8 @@ def test_whatever_fails_ends_the_stream_after_the_results_before(
             assert len(got) == fails
         if failed and where != "consumer":
             assert stream.failed is not None
-            assert stream.failed[0] == fails
+            steps = {"size": "producer", "kernel": "launch", "after the launch": "launch"}
+            assert stream.failed == (fails, steps.get(where, where))
             assert f"in chunk {fails} of stream_chunks: {stream.failed[1]}" in raised.__notes__
         result = raised = stream = None
     gc.collect()
@@ -181,6 +183,72 @@ def test_a_failing_kernel_is_told_apart_from_a_failing_copy(context, queues, mix
     assert stream.failed == (1, "launch")
     with pytest.raises(StopIteration):
         next(stream)
+
+
+@pytest.mark.parametrize("step", ["copy in", "launch"])
+@pytest.mark.parametrize("deal", ["round_robin", "load"])
+def test_what_has_failed_when_the_next_step_is_enqueued_is_told_by_its_own_name(
+    context, queues, mix, monkeypatch, step, deal
+):
+    real = _chunks.transfer
+
+    def broken() -> cl.Event:
+        event = cl.UserEvent(context)
+        event.set_status(-5)
+        return event
+
+    def transfer(*args, to_device):
+        event = real(*args, to_device=to_device)
+        return broken() if step == "copy in" and to_device else event
+
+    def launch(slot, wait_for):
+        return broken() if step == "launch" else mix(slot, wait_for)
+
+    monkeypatch.setattr(_chunks, "transfer", transfer)
+    stream = cml.stream_chunks([noise(10)] * 3, launch, queues=queues, deal=deal)
+    with pytest.raises(DependencyError, match=f"the {step} of chunk 0 failed with .*-5") as caught:
+        next(stream)
+    assert stream.failed == (0, step)
+    assert f"in chunk 0 of stream_chunks: {step}" in caught.value.__notes__
+
+
+def test_what_launch_adds_to_its_wait_list_is_checked(context, queues, mix):
+    broken = cl.UserEvent(context)
+    broken.set_status(-5)
+
+    def launch(slot, wait_for):
+        if slot.index == 1:
+            wait_for.append(broken)
+        return mix(slot, wait_for)
+
+    stream = cml.stream_chunks([noise(10)] * 2, launch, queues=queues[:3], depth=1)
+    assert np.array_equal(next(stream), mixed(noise(10)))
+    with pytest.raises(DependencyError, match="an event in wait_for has failed"):
+        next(stream)
+    assert stream.failed == (1, "launch")
+
+
+def test_every_queue_of_the_stream_is_flushed_for_each_chunk(queues, mix, monkeypatch):
+    flushed = []
+    real = _opencl.flush
+    monkeypatch.setattr(_opencl, "flush", lambda queue: (flushed.append(queue), real(queue)))
+    stream = cml.stream_chunks([noise(10)] * 3, mix, queues=queues[:3])
+    next(stream)
+    assert all(flushed.count(one) >= 3 for one in (queues[0], queues[2]))
+    flushed.clear()
+    next(cml.stream_chunks([noise(10)] * 3, mix, queues=queues[:3], output_bytes=0))
+    assert flushed.count(queues[1]) >= 3
+
+
+def test_no_memory_for_the_slots_is_told_as_that(queues, mix, monkeypatch):
+    def no_memory(*arguments, **keywords):
+        raise MemoryError
+
+    monkeypatch.setattr(_chunks.MemHandle, "create_buffer", no_memory)
+    stream = cml.stream_chunks([noise(10)], mix, queues=queues[:3])
+    with pytest.raises(MemoryError):
+        next(stream)
+    assert stream.failed == (0, "memory")
 
 
 def test_results_keep_shape_and_dtype_of_their_chunk(queues, mix):

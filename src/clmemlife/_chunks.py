@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from . import _waitlist
+from . import _opencl, _waitlist
 from ._handle import MemHandle
 from ._migration import Migration
 from ._pieces import as_array, fill
@@ -43,6 +43,7 @@ class Run:
         self._source, self._launch = source, launch
         self._window = sum(len(lane.slots) for lane in lanes)
         self._step = ""
+        self._begun: Flight | None = None
         self._flying: deque[Flight] = deque()
         self._pool: Staging | None = None
         self._owned = ExitStack()
@@ -78,14 +79,29 @@ class Run:
         while len(self._flying) < self._window:
             number = next(numbers)
             self._step = "producer"
+            self._begun = None
             try:
                 if not self._begin(number):
                     return False
-            except Exception as error:
+            except Exception as problem:
+                error: Exception = problem
+                if isinstance(problem, DependencyError) and (found := self._failure(self._begun, number)):
+                    self._step, error = found
+                    error.__cause__ = problem
                 self._blame(number, self._step, error)
                 problems.append(error)
                 return False
         return True
+
+    @staticmethod
+    def _failure(flight: Flight | None, number: int) -> tuple[str, DependencyError] | None:
+        """Return the first step of a chunk that has failed, and the error that says so."""
+        for step, events in () if flight is None else flight.steps.items():
+            for event in events:
+                if (status := event.command_execution_status) < 0:
+                    what = f"the {step} of chunk {number} failed with {status_name(status)} ({status})"
+                    return step, DependencyError(event, status, what)
+        return None
 
     def _blame(self, number: int, step: str, error: Exception) -> None:
         self.failed = number, step
@@ -104,7 +120,9 @@ class Run:
         fills = callable(chunk)
         array = None if fills else as_array(chunk)
         if self._pool is None:
+            self._step = "memory"
             self._allocate(None if array is None else array.nbytes)
+            self._step = "producer"
         if array is not None and not array.nbytes:
             self._flying.append(Flight(array.shape, self.output_dtype or array.dtype))
             return True
@@ -122,7 +140,7 @@ class Run:
     def _enqueue(self, lane: Lane, slot: Slot) -> None:
         """Enqueue copy-in, kernels and copy-out of the chunk in `slot`."""
         assert self._pool is not None
-        flight = Flight(slot.shape, slot.dtype)
+        flight = self._begun = Flight(slot.shape, slot.dtype)
         before = slot._copied_out
         self._step = "copy in"
         mem, use = slot._into
@@ -132,10 +150,13 @@ class Run:
         copied = transfer(lane.copy_in, mem, use, slot._block, slot.input_bytes, 0, waits, to_device=True)
         slot._copied_in = copied
         flight.steps["copy in"] = [copied]
+        if lane.copy_in is not lane.kernels:
+            _opencl.flush(lane.copy_in)
         self._step = "launch"
         slot.output_bytes = slot.input_bytes if self.output_bytes is None else self.output_bytes
         room = slot.output_bytes
-        returned = self._launch(slot, [copied] if self.in_place or before is None else [copied, before])
+        ready = (copied,) if self.in_place or before is None else (copied, before)
+        returned = self._launch(slot, _waitlist.Ready(lane.kernels, ready))
         slot._free = slot._launched = flight.steps["launch"] = _waitlist.wait_list(returned)
         if not slot._launched:
             raise TypeError("launch must return the event of what it enqueued (with nothing to do, wait_for itself)")
@@ -161,6 +182,7 @@ class Run:
             flight.block, flight.steps["copy out"], slot._copied_out = block, [out], out
             if self.in_place:
                 slot._free = [out]
+        _opencl.flush(lane.copy_out if nbytes else lane.kernels)
         self._flying.append(flight)
 
     def _finish(self, flight: Flight, number: int) -> Array:
@@ -171,14 +193,11 @@ class Run:
             for event in flight.steps["copy out" if flight.block else "launch"]:  # the last one, which fails with any
                 event.wait()
         except cl.Error as cause:
-            step, event, status = next(
-                (step, one, one.command_execution_status)
-                for step, events in flight.steps.items() for one in events if one.command_execution_status < 0
-            )  # fmt: skip
-            what = f"the {step} of chunk {number} failed with {status_name(status)} ({status})"
-            error = DependencyError(event, status, what)
-            self._blame(number, step, error)
-            raise error from cause
+            found = self._failure(flight, number)
+            if found is None:
+                raise
+            self._blame(number, *found)
+            raise found[1] from cause
         block, flight.block = flight.block, None
         if block is None:
             return np.empty(flight.shape, flight.dtype)

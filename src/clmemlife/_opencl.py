@@ -200,6 +200,7 @@ enqueue_unmap_mem_object = cl.MemoryMap.release
 enqueue_migrate_mem_objects = cl.enqueue_migrate_mem_objects
 enqueue_marker = cl.enqueue_marker
 flush = cl.CommandQueue.flush
+finish = cl.CommandQueue.finish  # PyOpenCL's own name may be hooked later
 _kinds = cl.mem_object_type
 _LINES = (_kinds.IMAGE1D, _kinds.IMAGE1D_ARRAY, _kinds.IMAGE1D_BUFFER)
 
@@ -268,6 +269,7 @@ ENTRY_POINTS = {
     "enqueue_migrate_mem_objects": "clEnqueueMigrateMemObjects",
     "enqueue_marker": "clEnqueueMarkerWithWaitList",
     "flush": "clFlush",
+    "finish": "clFinish",
 }
 """Names in this module that reach the driver, and the OpenCL call behind each."""
 

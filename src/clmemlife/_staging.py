@@ -8,12 +8,14 @@ unmapped: it goes with the last array over it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +25,9 @@ import pyopencl as cl
 from . import _inflight, _journal, _ledger, _limits, _opencl
 from ._access import Use
 from ._meminfo import allocate
+from ._site import report_at
 from ._submit import submit
+from .exceptions import CleanupWarning
 from .flags import MapFlags, MemFlags
 
 __all__ = ["Staging", "staging"]
@@ -65,8 +69,8 @@ class Block:
         self.address: int = self.array.__array_interface__["data"][0]
         _ledger.count_staging(nbytes)
         number = next(_numbers)
-        weakref.finalize(self.array, _gone, number, nbytes).atexit = False
-        _living[number] = weakref.ref(self.array)
+        end = functools.partial(_gone, number, nbytes, self.array.base, queue)
+        _living[number] = weakref.ref(self.array, end), self.array.base  # no `finalize`: that does nothing at exit
         self.events: tuple[cl.Event, ...] = ()
         self._references = sys.getrefcount(self.array)
         self.renew()
@@ -172,10 +176,9 @@ class Staging:
             return
         while self._idle and (self._kept > limit or len(self._idle) > _IDLE_BLOCKS):
             self._kept -= self._idle.popleft().nbytes  # what commands still use, the in-flight table holds
-        _opencl.flush(self._queue)
 
 
-_living: dict[int, weakref.ref[Any]] = {}
+_living: dict[int, tuple[weakref.ref[Any], Any]] = {}
 _numbers = itertools.count()
 _pools: dict[int, Staging] = {}
 _lock = threading.Lock()
@@ -216,23 +219,55 @@ def staging(context: cl.Context) -> Staging:
     return pool
 
 
+def trim_idle(context: cl.Context) -> int:
+    """Let go of all idle pinned memory of a context, for whoever found no memory there; return how many bytes.
+
+    Waits for nothing but the unmaps, so that the memory is free when it returns; what commands still use is free when
+    they are complete. Any thread.
+    """
+    with _lock:
+        pool = _pools.get(context.int_ptr)
+    nbytes = 0 if pool is None else pool.idle_bytes
+    if pool is not None and nbytes:
+        pool.trim()
+        _opencl.finish(pool._queue)
+    return nbytes
+
+
 def close() -> None:
-    """Let go of everything that is idle, at exit."""
+    """Let go of everything that is idle, at exit; what is looked at is the operating system's."""
     while _pools:
         _pools.popitem()[1].trim()
+    forget()
 
 
 def after_fork_in_child() -> None:
     """Forget what is the parent's, without a word to the driver."""
     global _lock
     _lock = threading.Lock()
-    _opencl.immortalise((dict(_pools), [array() for array in _living.values()]))
+    _opencl.immortalise(dict(_pools))
     _pools.clear()
+    forget()
 
 
-def _gone(number: int, nbytes: int) -> None:
+def forget() -> None:
+    """Keep every block that there is for ever."""
+    _opencl.immortalise([(array(), memory_map) for array, memory_map in tuple(_living.values())])
+    _living.clear()
+
+
+def _gone(number: int, nbytes: int, memory_map: cl.MemoryMap, queue: cl.CommandQueue, _: object) -> None:
+    """Unmap after the last array over a block; a map's own destructor would abort the process where that is refused."""
     _living.pop(number, None)
+    try:
+        _opencl.enqueue_unmap_mem_object(memory_map, queue, None)
+    except Exception as error:
+        _opencl.immortalise(memory_map)
+        report_at(LABEL, f"{nbytes} bytes of pinned memory could not be unmapped and stay: {error}", CleanupWarning)
+        return
     _ledger.count_staging(-nbytes)
+    with suppress(cl.Error):
+        _opencl.flush(queue)
 
 
 def size_class(nbytes: int) -> int:

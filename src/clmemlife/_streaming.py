@@ -124,7 +124,7 @@ class ChunkStream(Iterator["np.ndarray[Any, Any]"]):
 
     @property
     def failed(self) -> tuple[int, str] | None:
-        """Which chunk ended the stream, and in which step: "producer", "copy in", "launch" or "copy out"."""
+        """Which chunk ended the stream, and where: "producer", "memory", "copy in", "launch" or "copy out"."""
         return self._run.failed
 
     def __iter__(self) -> ChunkStream:

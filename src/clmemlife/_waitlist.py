@@ -63,6 +63,16 @@ def wait_list(*items: Any) -> list[cl.Event]:
     return events
 
 
+class Ready(list[cl.Event]):
+    """A wait-list that is known to suit one queue, the queues of its events flushed; whoever adds to it undoes that."""
+
+    __slots__ = ("known", "queue")
+
+    def __init__(self, queue: cl.CommandQueue, events: Iterable[cl.Event]) -> None:
+        super().__init__(events)
+        self.queue, self.known = queue, len(self)
+
+
 def prepare(queue: cl.CommandQueue, wait_for: Any) -> list[cl.Event] | None:
     """Return `wait_for` as the list that a command on `queue` passes on, checked; ``None`` if it is empty.
 
@@ -70,6 +80,11 @@ def prepare(queue: cl.CommandQueue, wait_for: Any) -> list[cl.Event] | None:
     """
     if wait_for is None:
         return None
+    if type(wait_for) is Ready and wait_for.queue is queue and wait_for.known == len(wait_for):
+        for event in wait_for:
+            if (status := event.command_execution_status) < 0:
+                raise _dependency_error(event, status)
+        return wait_for
     events = [wait_for] if isinstance(wait_for, cl.Event) else wait_list(wait_for)
     if not events:
         return None

@@ -151,9 +151,11 @@ class Bench:
         return cl.enqueue_map_buffer(self.queues[0], buffer, how, 0, (nbytes,), np.uint8)[0]
 
     def stream(self, total: int, chunk: int, depth: int, rounds: int, name: str) -> None:
-        """Measure a stream; and copy in, kernel, copy out alone, and both copies at once, in the same chunks.
+        """Measure a stream; and copy in, kernel, copy out alone, and all of it in PyOpenCL, in the same chunks.
 
-        ``stream`` is from an open stream to its last result, ``whole`` includes that its memory comes and goes.
+        ``in+out`` is both copies at once, with nothing between them; ``raw`` has wait-lists and a limit as the stream
+        has; ``ahead`` is the same, enqueued at once. ``stream`` is from an open stream to its last result, ``whole``
+        includes that its memory comes and goes.
         """
         into, kernels, out = (cl.CommandQueue(self.context, self.devices[0]) for _ in range(3))
         kernel = cl.Kernel(self.program, "add_one")
@@ -193,6 +195,28 @@ class Bench:
             out.finish()
 
         bound["in+out"] = total / best(3, both) / 1e9
+
+        def by_hand(window: int) -> None:
+            held: list[tuple[cl.Event, cl.Event, cl.Event]] = []
+            for number in range(count):
+                k = number % depth
+                before = held[number - depth] if number >= depth else None
+                if number >= window:
+                    held[number - window][2].wait()
+                copied = cl.enqueue_copy(
+                    into, here[k], hosts[k], is_blocking=False, wait_for=None if before is None else [before[1]]
+                )
+                into.flush()
+                waits = [copied] if before is None else [copied, before[2]]
+                done = kernel(kernels, items, None, here[k], there[k], arg, wait_for=waits)
+                kernels.flush()
+                read = cl.enqueue_copy(out, hosts[depth + k], there[k], is_blocking=False, wait_for=[done])
+                out.flush()
+                held.append((copied, done, read))
+            out.finish()
+
+        bound["raw"] = total / best(5, lambda: by_hand(depth)) / 1e9
+        bound["ahead"] = total / best(5, lambda: by_hand(count)) / 1e9
         opened: list[float] = []
 
         def run(chunks: Any = None) -> None:
@@ -204,6 +228,7 @@ class Bench:
                 into.finish()
                 start = time.perf_counter()
                 for number, result in enumerate(stream):
+                    last = time.perf_counter()
                     if chunks is not None:
                         want = self.data[number * items[0] :][: items[0]].copy()
                         for _ in range(rounds):
@@ -211,7 +236,7 @@ class Bench:
                             want += np.uint32(1013904223)
                         want += np.uint32(not rounds)
                         assert np.array_equal(result, want)
-                opened.append(time.perf_counter() - start)
+                opened.append(last - start)
 
         if rounds < 8:
             run(self.data[: min(total, 64 * chunk) // 4])
@@ -222,15 +247,16 @@ class Bench:
         self.add(
             name, total, chunk=size_text(chunk), depth=depth, **bound, stream=speed, whole=whole,
             percent_of_slowest=100 * speed / min(bound[one] for one in ("in", "kernel", "out")),
-            percent_of_link=100 * speed / min(bound[one] for one in ("kernel", "in+out")),
+            percent_of_raw=100 * speed / bound["raw"],
         )  # fmt: skip
 
     def streams(self) -> None:
         long = self.long_kernel(4 * MIB)
         for total in (one for one in (256 * MIB, 1024 * MIB, 4096 * MIB) if one <= self.largest):
-            for chunk in (4 * MIB, 8 * MIB, 16 * MIB):
+            for chunk in (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB):
                 self.stream(total, chunk, 3, 0, "stream")
-            self.stream(total, 4 * MIB, 3, long, "long kernel")
+            for chunk in (4 * MIB, 8 * MIB):
+                self.stream(total, chunk, 3, long, "long kernel")
 
     def long_kernel(self, chunk: int) -> int:
         """Return how many rounds make the kernel take about twice as long as a copy."""
