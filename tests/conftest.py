@@ -63,8 +63,7 @@ NVIDIA_FAULTS = {
     "thread in a wait at exit": "a user event has to be set before the process ends, or that hangs; a thread that "
     "waited for it then comes back into an interpreter that is gone",
 }
-"""What NVIDIA's driver (580) does otherwise. The gated migration, the overlapping sub-buffers and the user event
-at exit were seen with raw PyOpenCL; the others only in this suite."""
+"""What NVIDIA's driver (580) does otherwise: each was seen with raw PyOpenCL alone."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
