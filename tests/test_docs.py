@@ -24,27 +24,32 @@ FILE = re.compile(r"\bfile=(\S+)")
 
 
 class Step(NamedTuple):
-    """A block that is to be run: a program that is saved under a name, or shell commands; and what it prints."""
+    """A block: a program that is saved under a name and, mostly, run; or shell commands; and what is printed."""
 
     page: Path
     line: int
     file: str
     code: str
     output: str | None
+    run: bool
 
 
 def steps(page: Path) -> Iterator[Step]:
-    """Give each Python block and each shell block marked ``run``, with the text block that follows it at once."""
+    """Give the blocks of Python, and of the shell where they say ``run``, with the text block that follows at once.
+
+    What says ``no-run`` is only saved, if it names a file.
+    """
     text = page.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         language, info, code = block.groups()
         named = FILE.search(info)
-        if (language == "python" and "no-run" not in info) or (language == "sh" and "run" in info.split()):
+        run = "no-run" not in info if language == "python" else language == "sh" and "run" in info.split()
+        if run or (language == "python" and named):
             after = BLOCK.match(text, block.end() + 2)
             output = after[3] if after and after[1] == "text" else None
             line = text.count("\n", 0, block.start()) + 1
             file = "" if language == "sh" else named[1] if named else "app.py"
-            yield Step(page, line, file, code, output)
+            yield Step(page, line, file, code, output, run)
 
 
 def programs() -> Iterator[pytest.param]:
@@ -70,6 +75,8 @@ def test_a_block_of_code_runs_and_prints_what_the_page_says(tmp_path: Path, prog
         if step.file:
             (tmp_path / step.file).write_text(step.code, encoding="utf-8")
             command = [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output:UserWarning", step.file]
+        if not step.run:
+            continue
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment, check=False
         )
