@@ -1,8 +1,8 @@
 """Byte histogram, entropy and CRC-32 of files of any size, through a few device buffers.
 
-Every chunk of a file goes this way, and several are on their way at once:
+Every chunk of a file goes this way, and several are on their way at once (`clmemlife.stream_chunks`):
 
-    map, fill from the file, unmap -> histogram (device 1) -> migrate -> CRC-32 (device 2) -> map, read
+    read into pinned memory -> copy in -> histogram (device 1) -> migrate -> CRC-32 (device 2) -> copy out
 
 The queues are out-of-order where the device can do that, so wait-lists alone order the steps. A second device is used
 where there is one; PoCL makes two of one CPU. ``python examples/stream_file.py PATH...``; without a path it takes the
@@ -18,12 +18,12 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
+from io import BufferedReader
 from operator import xor
 from pathlib import Path
-from typing import BinaryIO
 
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")  # PoCL reads it once, when PyOpenCL loads it
 
@@ -31,7 +31,7 @@ import numpy as np
 import pyopencl as cl
 
 import clmemlife as cml
-from clmemlife import In, MapFlags, Mapping, MemFlags, MemHandle, Migration, Out
+from clmemlife import In, MemFlags, MemHandle, Migration, Out, Slot
 
 try:
     from tqdm import tqdm
@@ -40,6 +40,7 @@ except ImportError:
 
 BLOCK = 1 << 16  # bytes for one work-item
 MODEST = 256 << 20  # bytes that are verified without being asked
+RATED = 1 << 20  # bytes from which on a rate means something
 LITTLE_ENDIAN_KERNELS = """
 #define FROM (get_global_id(0) * BLOCK)
 #define TO min(size, FROM + BLOCK)
@@ -56,7 +57,7 @@ __kernel void histogram(__global const uchar *data, ulong size, __global uint *c
   for (int k = 0; k < 256; ++k) counts[get_global_id(0) * 256 + k] = own[0][k] + own[1][k] + own[2][k] + own[3][k];
 }
 
-__kernel void crc(__global const uchar *data, ulong size, __global const uint *t, __global uint *registers) {
+__kernel void crc(__global const uchar *data, ulong size, __global const uint *t, __global uint *out, ulong at) {
   uint c = 0;
   ulong i = FROM, end = TO;
   for (; i + 8 <= end; i += 8) {
@@ -66,7 +67,7 @@ __kernel void crc(__global const uchar *data, ulong size, __global const uint *t
       ^ t[768 + (w.y & 255)] ^ t[512 + (w.y >> 8 & 255)] ^ t[256 + (w.y >> 16 & 255)] ^ t[w.y >> 24];
   }
   for (; i < end; ++i) c = t[(c ^ data[i]) & 255] ^ c >> 8;
-  registers[get_global_id(0)] = c;
+  out[at + get_global_id(0)] = c;
 }
 """
 
@@ -95,11 +96,10 @@ while 1 << len(ZEROS) <= BLOCK:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and have an error of reading name it as one of opening does."""
+def naming(path: Path) -> Iterator[None]:
+    """Have an error of reading name the file as one of opening does."""
     try:
-        with open(path, "rb") as file:
-            yield file
+        yield
     except OSError as error:
         error.filename = str(path)
         raise
@@ -135,86 +135,74 @@ class Result:
         return crc == self.crc32 and bool((counts == self.counts).all())
 
 
-class Slot:
-    """The device buffers of one chunk, the maps of its results, and the event after which it may be filled anew."""
-
-    def __init__(self, stack: ExitStack, context: cl.Context, chunk: int) -> None:
-        blocks = -(-chunk // BLOCK)
-        self.data, self.counts, self.registers = (
-            stack.enter_context(MemHandle.create_buffer(context, size, label=label))
-            for label, size in (("data", chunk), ("counts", blocks * 1024), ("registers", blocks * 4))
-        )
-        self.maps: list[Mapping] = []
-        self.free: cl.Event | None = None
-        self.job: tuple[Result, int] | None = None
-        stack.callback(lambda: [one.unmap() for one in self.maps])  # where an error left them open
+class NoDeviceError(Exception):
+    """There is nothing to run on."""
 
 
 class Streamer:
-    """Devices, kernels, and a ring of slots; their memory ends with `stack`."""
+    """Devices, queues and kernels; what it holds ends with `stack`."""
 
     def __init__(self, stack: ExitStack, chunk: int, depth: int) -> None:
-        devices = cl.choose_devices(interactive=False)  # as PYOPENCL_CTX says, else one
+        try:
+            devices = cl.choose_devices(interactive=False)  # as PYOPENCL_CTX says, else one
+        except (cl.Error, RuntimeError) as error:
+            raise NoDeviceError(error) from error
         if len(devices) == 1:
             devices += [one for one in devices[0].platform.get_devices(devices[0].type) if one != devices[0]]
         self.devices = devices[:2]
-        self.chunk = min(chunk, *(one.max_mem_alloc_size for one in self.devices))
+        self.chunk, self.depth = min(chunk, *(one.max_mem_alloc_size for one in self.devices)), depth
         context = cl.Context(self.devices)
         loose = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        queues = [cl.CommandQueue(context, one, one.queue_properties & loose) for one in self.devices]
-        self.first, self.second = queues[0], queues[-1]
+        where = (*[self.devices[0]] * 3, self.devices[-1])  # copies in, kernels, copies out; and the other kernels
+        *self.queues, self.second = (cl.CommandQueue(context, one, one.queue_properties & loose) for one in where)
         program = cl.Program(context, LITTLE_ENDIAN_KERNELS).build([f"-DBLOCK={BLOCK}ul"])
         self.histogram, self.crc = cl.Kernel(program, "histogram"), cl.Kernel(program, "crc")
         flags = MemFlags.READ_ONLY | MemFlags.COPY_HOST_PTR
         self.tables = stack.enter_context(MemHandle.create_buffer(context, flags=flags, hostbuf=TABLES, label="tables"))
-        self.slots = deque(Slot(stack, context, self.chunk) for _ in range(depth))
+        self.sent: deque[tuple[Result, int]] = deque()
 
-    def send(self, slot: Slot, file: BinaryIO, result: Result) -> int:
-        """Fill a slot from the file and enqueue all that is to be done with it; return the bytes."""
-        with Mapping(self.first, slot.data, MapFlags.WRITE_INVALIDATE_REGION, wait_for=slot.free) as chunk:
-            size = file.readinto(chunk.array)
-        slot.free = chunk.unmap_event
-        if size:
-            blocks = -(-size // BLOCK)
-            results_free = [one.unmap_event for one in slot.maps]
-            # Work-groups of one: PoCL keeps the tables of a whole group on one stack.
-            counted = cml.enqueue_kernel(
-                self.first, self.histogram, (blocks,), (1,),
-                In(slot.data, 0, size), np.uint64(size), Out(slot.counts), wait_for=[slot.free, results_free],
-            )  # fmt: skip
-            moved = Migration(self.second, slot.data, wait_for=counted)
-            slot.free = cml.enqueue_kernel(
-                self.second, self.crc, (blocks,), (1,),
-                In(slot.data, 0, size), np.uint64(size), In(self.tables), Out(slot.registers),
-                wait_for=[moved, results_free],
-            )  # fmt: skip
-            slot.job, slot.maps = (result, size), []
-            for queue, handle, shape, ready in (
-                (self.first, slot.counts, (blocks, 256), counted), (self.second, slot.registers, blocks, slot.free),
-            ):  # fmt: skip
-                slot.maps.append(Mapping(queue, handle, MapFlags.READ, shape=shape, dtype=np.uint32, wait_for=ready))
+    def chunks(self, files: dict[Path, Result]) -> Iterator[Callable[[np.ndarray], int]]:
+        """Yield, for each chunk, what reads it into pinned memory."""
+        for path, result in files.items():
+            with naming(path), open(path, "rb") as file:
+                while file.peek(1):
+                    yield partial(self.read, path, file, result)
+
+    def read(self, path: Path, file: BufferedReader, result: Result, memory: np.ndarray) -> int:
+        """Fill `memory` with the next chunk of a file; return how many bytes there were."""
+        with naming(path):
+            size = file.readinto(memory)
+        self.sent.append((result, size))
         return size
 
-    def receive(self, slot: Slot) -> int:
-        """Wait for the results of a slot, if it was sent, and add them; return the bytes."""
-        if slot.job is None:
-            return 0
-        (result, size), slot.job = slot.job, None
-        with slot.maps[0] as counts, slot.maps[1] as registers:  # their arrays wait for the kernels
-            result.add(size, counts.array, registers.array)
-        return size
+    def launch(self, slot: Slot, wait_for: list[cl.Event]) -> cl.Event:
+        """Enqueue what is to be done with a chunk: a histogram for each block, then a CRC register for each."""
+        size, blocks = np.uint64(slot.input_bytes), -(-slot.input_bytes // BLOCK)
+        slot.output_bytes = blocks * 1028
+        data, counts, registers = (
+            In(slot.input, 0, slot.input_bytes), Out(slot.output, 0, blocks * 1024),
+            Out(slot.output, blocks * 1024, blocks * 4),
+        )  # fmt: skip
+        # Work-groups of one: PoCL keeps the tables of a whole group on one stack.
+        counted = cml.enqueue_kernel(slot.queue, self.histogram, (blocks,), (1,), data, size, counts, wait_for=wait_for)
+        moved = Migration(self.second, slot.input, wait_for=counted, via="auto", source_queue=slot.queue)
+        checked = cml.enqueue_kernel(
+            self.second, self.crc, (blocks,), (1,), data, size, In(self.tables), registers, np.uint64(blocks * 256),
+            wait_for=moved,
+        )  # fmt: skip
+        return checked
 
     def run(self, files: dict[Path, Result]) -> Iterator[int]:
-        """Stream the files with every slot on its way; yield the bytes as chunks are done."""
-        for path, result in files.items():
-            with opened(path) as file:
-                size = self.chunk
-                while size == self.chunk:  # less is the end of the file
-                    slot = self.slots[0]
-                    self.slots.rotate(-1)
-                    yield self.receive(slot)
-                    size = self.send(slot, file, result)
-        yield from map(self.receive, self.slots)
+        """Stream the files and add up their results; yield the bytes as chunks are done."""
+        with cml.stream_chunks(
+            self.chunks(files), self.launch, queues=self.queues, depth=self.depth, chunk_bytes=self.chunk,
+            output_bytes=-(-self.chunk // BLOCK) * 1028, output_dtype=np.uint32,
+        ) as stream:  # fmt: skip
+            for words in stream:
+                result, size = self.sent.popleft()
+                counts, registers = np.split(words, [words.size // 257 * 256])
+                result.add(size, counts.reshape(-1, 256), registers)
+                yield size
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -227,7 +215,7 @@ def check(path: Path) -> int:
     """Return the size of a file that can be read and is not empty, else raise OSError."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    with opened(path) as file:
+    with naming(path), open(path, "rb") as file:
         if not file.read(1):
             raise OSError(errno.EINVAL, "The file is empty", str(path))
         return os.fstat(file.fileno()).st_size
@@ -261,6 +249,9 @@ def main() -> int:
     except OSError as error:
         print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except NoDeviceError as error:
+        print(f"{parser.prog}: no OpenCL device: {error}", file=sys.stderr)
+        return 2
     finally:
         assert cml.live() == (), cml.live()
 
@@ -270,7 +261,8 @@ def main() -> int:
     counts = sum(result.counts for result in files.values())
     often = ", ".join(f"{byte:#04x} {counts[byte] / counts.sum():.1%}" for byte in np.argsort(-counts)[:5])
     print(f"{len(files)} files, {counts.sum():,} bytes, {entropy(counts):.6f} bits/byte; most frequent: {often}")
-    print(f"{counts.sum() / seconds / 1e6:,.0f} MB/s on {' and '.join(one.name.strip() for one in streamer.devices)}")
+    rate = f"{total / seconds / 1e6:,.0f} MB/s" if total >= RATED else f"{seconds:.3f} s, too little for a rate,"
+    print(f"{rate} on {' and '.join(one.name.strip() for one in streamer.devices)}")
     print(f"device memory: {cml.statistics().peak_bytes:,} bytes at most, {len(cml.live())} objects alive now")
     for path in wrong:
         print(f"{parser.prog}: {path}: NumPy and zlib disagree", file=sys.stderr)

@@ -108,7 +108,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200, help="how much the kernels do for each element")
     parser.add_argument("--depth", type=int, default=3, help="chunks under way at once")
     wanted = parser.parse_args()
-    context = cl.Context(cl.get_platforms()[0].get_devices()[:2])
+    if min(wanted.chunks, wanted.elements, wanted.depth) < 1 or not 0 <= wanted.rounds < 1 << 31:
+        parser.error("there is one chunk at least, of one element, one under way; and rounds are 0 or more")
+    try:
+        context = cl.Context(cl.choose_devices(interactive=False)[0].platform.get_devices()[:2])
+    except cl.Error as error:
+        parser.exit(2, f"{parser.prog}: no OpenCL device: {error}\n")
     random = np.random.default_rng(1)
     chunks = [random.random(wanted.elements, np.float32) for _ in range(wanted.chunks)]
     with cml.check_hazards(), cml.track("raise"):

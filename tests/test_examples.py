@@ -104,11 +104,10 @@ def test_wait_lists_alone_order_all_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edge", "without", "hazard"),
     [
-        ("wait_for=[slot.free, results_free]", "wait_for=results_free", "read_after_write object=data"),
-        ("wait_for=[slot.free, results_free]", "wait_for=slot.free", "write_after_read object=counts"),
-        ("slot.data, wait_for=counted", "slot.data", "write_after_read object=data"),
-        ("wait_for=[moved, results_free]", "wait_for=results_free", "read_after_write object=data"),
-        ("dtype=np.uint32, wait_for=ready", "dtype=np.uint32", "read_after_write object=counts"),
+        ("counts, wait_for=wait_for", "counts", "read_after_write object='stream input'"),
+        ("slot.input, wait_for=counted,", "slot.input,", "write_after_read object='stream input'"),
+        ("            wait_for=moved,\n", "", "read_after_write object='stream input'"),
+        ("return checked", "return counted", "read_after_write object='stream output'"),
     ],
 )
 def test_each_of_its_wait_lists_is_needed(tmp_path: Path, edge: str, without: str, hazard: str) -> None:
@@ -185,6 +184,20 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     refused(stream_file(write(tmp_path / "empty", 0)), f"{tmp_path / 'empty'}: The file is empty")
 
 
+def test_without_a_driver_it_says_so_in_one_line(tmp_path: Path) -> None:
+    done = stream_file(OCL_ICD_VENDORS=str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"stream_file.py: no OpenCL device: .+\n", done.stderr)
+    assert "--chunk" not in done.stderr
+
+
+def test_a_rate_is_told_where_there_is_enough_to_rate(tmp_path: Path) -> None:
+    assert re.search(r"^[0-9,]+ MB/s on ", stream_file(write(tmp_path / "much", 2 << 20)).stdout, re.MULTILINE)
+    little = stream_file(write(tmp_path / "little", 10)).stdout
+    assert "MB/s" not in little
+    assert re.search(r"^[0-9.]+ s, too little for a rate, on ", little, re.MULTILINE)
+
+
 def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     refused(stream_file(tmp_path / "fifo"), f"{tmp_path / 'fifo'}: Not a regular file")
@@ -229,6 +242,7 @@ class Failing:
         array[:] = 0
         return array.nbytes
     def read(self, size): return b"x"
+    def peek(self, size): return b"x"
     def fileno(self): return 0
     def __enter__(self): return self
     def __exit__(self, *error): pass

@@ -626,14 +626,32 @@ def test_exit_with_a_stream_under_way_is_silent(run):
     assert out == "55\n"
 
 
+def two_device_pipeline(*options: str, **environment: str) -> subprocess.CompletedProcess:
+    example = Path(__file__).resolve().parents[1] / "examples" / "two_device_pipeline.py"
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", str(example), *options],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [(), ("--chunks", "1", "--depth", "1"), ("--elements", "1", "--chunks", "12")])
 def test_the_example_of_two_devices_is_right_and_leaves_nothing(options):
-    example = Path(__file__).resolve().parents[1] / "examples" / "two_device_pipeline.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", str(example), *options],
-        capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )  # fmt: skip
+    done = two_device_pipeline(*options)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].endswith("chunks are right, 0 objects alive")
     assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["fill", "decay", "migrate", "smooth", "read"]
+
+
+@pytest.mark.parametrize("option", ["--chunks", "--elements", "--depth", "--rounds"])
+def test_the_example_of_two_devices_refuses_what_is_no_number_of_things(option):
+    done = two_device_pipeline(option, "-1" if option == "--rounds" else "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is one chunk at least" in done.stderr.splitlines()[-1]
+
+
+def test_the_example_of_two_devices_says_in_a_line_that_there_is_no_driver(tmp_path):
+    done = two_device_pipeline(OCL_ICD_VENDORS=str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("two_device_pipeline.py: no OpenCL device: ")
+    assert done.stderr.count("\n") == 1
