@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from .diagnostics.residency import ResidencyFinding as ResidencyFinding
     from .diagnostics.residency import record_residency as record_residency
     from .diagnostics.residency import residency as residency
+    from .diagnostics.timeline import TimelineCommand as TimelineCommand
+    from .diagnostics.timeline import TimelineEvent as TimelineEvent
+    from .diagnostics.timeline import TimelineQueue as TimelineQueue
+    from .diagnostics.timeline import record_timeline as record_timeline
     from .diagnostics.tracking import track as track
     from .exceptions import *  # noqa: F403
     from .flags import MapFlags as MapFlags
@@ -74,6 +78,7 @@ _MODULES = {
     "diagnostics.hazards": ("Finding",),
     "diagnostics.leaks": ("LiveRecord", "Report", "Statistics", "live", "report", "statistics"),
     "diagnostics.residency": ("Move", "Residency", "ResidencyFinding", "record_residency", "residency"),
+    "diagnostics.timeline": ("TimelineCommand", "TimelineEvent", "TimelineQueue", "record_timeline"),
     "diagnostics.tracking": ("track",),
     "exceptions": (
         "AlignmentError", "CallError", "ClMemLifeError", "CleanupWarning", "ContextMismatchError", "DependencyError",

@@ -1,0 +1,304 @@
+"""The listener behind `record_timeline`: it keeps numbers and text, and events only until they are at their end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import pyopencl as cl
+
+from .. import _journal, _ledger, _opencl
+from .._journal import Command
+from ._entries import Entry, Map, Queue, User, assemble
+from ._order import held_elsewhere
+from ._spans import Snapshot, TimelineEvent
+
+_STATUS, _REFERENCES = cl.event_info.COMMAND_EXECUTION_STATUS, cl.event_info.REFERENCE_COUNT
+_PROFILE = (cl.profiling_info.QUEUED, cl.profiling_info.SUBMIT, cl.profiling_info.START, cl.profiling_info.END)
+_A_FEW, _MANY = 4, 256  # pending commands that are looked at after a call, and after a wait
+_SLACK = 64
+
+
+class Recording:
+    """A listener of the journal and an observer of the ledger.
+
+    What comes is put in a line, with its time, and worked off by whoever finds the lock free: nobody waits, and what a
+    garbage collection does in between gets its turn.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._dropped = limit, 0
+        self._origin, self._end, self._pid = perf_counter_ns(), -1, os.getpid()
+        self._lock = threading.Lock()
+        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._numbers, self._queue_numbers = itertools.count(1), itertools.count(1)
+        self._calls: dict[int, int] = {}
+        self._waiting: dict[int, tuple[int, _journal.HostWait, str]] = {}  # by thread
+        self._entries: deque[Entry] = deque()
+        self._over: deque[TimelineEvent | User | Map] = deque()
+        self._bytes: deque[tuple[int, int]] = deque(maxlen=limit)
+        self._pending: deque[Entry] = deque()
+        self._known: dict[Hashable, Any] = {}  # Entry or User
+        self._queues: dict[Hashable, Queue] = {}
+        self._tidy_at = self._queues_at = _SLACK
+        self._maps: dict[int, Map] = {}
+        self._objects: dict[int, TimelineEvent] = {}
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self._origin
+
+    # -- what the journal and the ledger call --------------------------------------------------------------------------
+
+    def before(self, command: Command) -> None:
+        """Take the time."""
+        self._calls[id(command)] = self._now()
+
+    def abandoned(self, command: Command) -> None:
+        """Forget a command that the driver refused."""
+        self._calls.pop(id(command), None)
+
+    def after(self, command: Command) -> None:
+        """Take note of a command."""
+        returned = self._now()
+        called = self._calls.pop(id(command), returned)
+        self._take(self._command, command, called, returned, threading.current_thread().name)
+
+    def host(self, record: _journal.HostRecord) -> None:
+        """Take note of what the host did."""
+        if not isinstance(record, _journal.Flushed):
+            thread = threading.current_thread()
+            self._take(self._host, record, self._now(), thread.ident, thread.name, _ledger.counters.current_bytes)
+
+    def _added(self, entry: _ledger.Entry) -> None:
+        """Take note of a new object; what is a part of another one has no life of its own here."""
+        self._born(entry.root, self._now())
+
+    def _lost(self, entry: _ledger.Entry | _ledger.MapEntry) -> None:
+        """Nothing more: what was collected has ended like anything else."""
+
+    # -- the scope -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take note of what is alive already."""
+        for entry in _ledger.entries():
+            self._born(entry.root, None)
+
+    def close(self) -> None:
+        """End: look once more at what is pending, then let go of all events."""
+        with self._lock:
+            self._catch_up()
+            self._end = self._now()
+            self._forget()
+
+    def forget_in_child(self) -> None:
+        """Keep what a forked child inherits for ever: to let go of it would reach the driver."""
+        self._lock = threading.Lock()
+        _opencl.immortalise(([one.event for one in self._pending], self._known.copy(), list(self._inbox)))
+        self._inbox.clear()
+        self._forget()
+
+    def snapshot(self) -> Snapshot:
+        """Return all that is known now."""
+        with self._lock:
+            self._catch_up()
+            unset = [one for one in self._known.values() if isinstance(one, User) and one.end is None]
+            mine = threading.get_ident()
+            waits = [
+                self._wait(begin, None, record, thread)
+                for key, (begin, record, thread) in self._waiting.items() if key != mine
+            ]  # fmt: skip
+            over = [*self._over, *self._maps.values(), *self._objects.values(), *unset, *waits]
+            commands, events = assemble(self._entries, over)
+            end = self._now() if self._end < 0 else self._end
+            return Snapshot(commands, events, tuple(self._bytes), self._dropped, end)
+
+    def _catch_up(self) -> None:
+        self._work()
+        self._poll(len(self._pending))
+
+    def _forget(self) -> None:
+        for entry in self._pending:
+            self._let_go(entry)
+        self._pending.clear()
+        for known in self._known.values():
+            self._give_up(known)
+        self._known.clear()
+        self._calls.clear()
+
+    # -- one thing at a time -------------------------------------------------------------------------------------------
+
+    def _take(self, step: Callable[..., None], *values: Any) -> None:
+        self._inbox.append((step, values))
+        while self._inbox and self._lock.acquire(blocking=False):
+            try:
+                self._work()
+                self._poll(_A_FEW)
+            finally:
+                self._lock.release()
+
+    def _work(self) -> None:
+        while self._inbox:
+            step, values = self._inbox.popleft()
+            step(*values)
+
+    def _born(self, root: _ledger.Root, begin: int | None) -> None:
+        known = TimelineEvent("object", root.label or "unlabelled", begin, None, str(root.site), nbytes=root.size)
+        self._take(self._object, root.number, known, _ledger.counters.current_bytes)
+
+    def _object(self, number: int, known: TimelineEvent, nbytes: int) -> None:
+        if self._objects.setdefault(number, known) is known:
+            self._bytes.append((known.begin or 0, nbytes))
+
+    def _command(self, command: Command, called: int, returned: int, thread: str) -> None:
+        waits = [self._awaited(event, command, called) for event in command.waits]
+        queue = self._queue(command.queue, command.out_of_order)
+        entry = Entry(command, next(self._numbers), queue, called, returned, thread)
+        entry.waits = tuple([number for number in waits if number is not None])
+        entry.unseen = waits.count(None)
+        if len(self._entries) >= self._limit:
+            self._let_go(self._entries.popleft())
+            self._dropped += 1
+        self._entries.append(entry)
+        if entry.event is not None:
+            queue.pending += 1
+            self._known[entry.event] = entry
+            if not (entry.blocking and self._observe(entry, returned)):
+                self._pending.append(entry)
+            if len(self._known) > self._tidy_at:
+                self._tidy()
+        if entry.mapping is not None and entry.kind == "map":
+            self._maps[entry.mapping] = Map(entry)
+        elif entry.mapping is not None and entry.mapping in self._maps:
+            use = self._maps.pop(entry.mapping)
+            use.unmap, use.end = entry.number, called
+            self._finish(use)
+
+    def _awaited(self, event: Hashable, command: Command, now: int) -> int | None:
+        known = self._known.get(event)
+        if known is None and (event in command.gates or event in command.opened):
+            known = self._known[event] = User(next(self._numbers), now)
+        if isinstance(known, User) and event in command.opened:
+            self._set(known, event, now, "")
+        return None if known is None else known.number
+
+    def _host(self, record: _journal.HostRecord, now: int, ident: int, thread: str, nbytes: int) -> None:
+        if isinstance(record, _journal.Released):
+            known = self._objects.pop(record.obj, None)
+            if known is not None:
+                self._finish(replace(known, end=now))
+                self._bytes.append((now, nbytes))
+        elif isinstance(record, _journal.UserEventSet):
+            user = self._known.get(record.event)
+            if not isinstance(user, User):
+                user = self._known[record.event] = User(next(self._numbers), now)
+            self._set(user, record.event, now, thread)
+        elif isinstance(record, _journal.HostWait) and not record.returned:
+            self._waiting[ident] = now, record, thread
+        elif isinstance(record, _journal.HostWait):
+            begin, first, _ = self._waiting.pop(ident, (now, record, thread))
+            self._finish(self._wait(begin, now, first, thread))
+            for event in record.events:
+                entry = self._known.get(event)
+                if isinstance(entry, Entry):
+                    self._observe(entry, now)
+            self._poll(_MANY)
+
+    def _wait(self, begin: int, end: int | None, record: _journal.HostWait, thread: str) -> TimelineEvent:
+        of = tuple([self._known[event].number for event in record.events if event in self._known])
+        name = "wait"
+        if record.queue is not None:
+            name = f"finish queue {self._queue(record.queue, False).number}"
+        return TimelineEvent("wait", name, begin, end, str(record.site), thread, of=of)
+
+    def _set(self, user: User, event: Any, now: int, thread: str) -> None:
+        if user.end is None:
+            user.end, user.thread, user.status = now, thread, _status(event)
+            self._finish(user)
+
+    def _give_up(self, known: Entry | User) -> None:
+        """Take note that a user event will not be set any more, as far as is seen."""
+        if isinstance(known, User) and known.end is None:
+            self._finish(known)
+
+    def _finish(self, ended: TimelineEvent | User | Map) -> None:
+        if len(self._over) >= self._limit:
+            self._over.popleft()
+            self._dropped += 1
+        self._over.append(ended)
+
+    def _queue(self, key: Any, out_of_order: bool) -> Queue:
+        """Return what is known of a queue; an address is used again."""
+        address = getattr(key, "int_ptr", key)
+        known = self._queues.get(address)
+        if known is None or not known.is_of(key):
+            if len(self._queues) >= self._queues_at:
+                self._queues = {one: queue for one, queue in self._queues.items() if queue.lives()}
+                self._queues_at = 2 * len(self._queues) + _SLACK
+            known = self._queues[address] = Queue(next(self._queue_numbers), key, out_of_order)
+            known.is_of(key)
+        return known
+
+    # -- events: held until they are at their end, known for as long as somebody else holds them -----------------------
+
+    def _poll(self, most: int) -> None:
+        if self._pending and os.getpid() != self._pid:
+            return  # a forked child: the events are the parent's
+        for _ in range(min(most, len(self._pending))):
+            entry = self._pending.popleft()
+            if not self._observe(entry):
+                self._pending.append(entry)
+
+    def _observe(self, entry: Entry, now: int | None = None) -> bool:
+        """Let go of an event that is at its end, and keep what it says; return whether no more is to come."""
+        event = entry.event
+        if event is None:
+            return True
+        status = _status(event)
+        if status is not None and status > 0:
+            return False
+        entry.status, entry.seen = status, self._now() if now is None else now
+        if status == 0 and entry.queue.profiled:
+            with suppress(cl.Error):
+                queued, submitted, started, ended = [event.get_profiling_info(one) for one in _PROFILE]
+                entry.profile = queued, submitted, started, ended
+        self._let_go(entry)
+        return True
+
+    def _let_go(self, entry: Entry) -> None:
+        if entry.event is not None:
+            entry.event = None
+            entry.queue.pending -= 1
+
+    def _tidy(self) -> None:
+        """Forget events that nobody else holds: they cannot come back in a wait-list."""
+        held = held_elsewhere(self._known)
+        for event, known in self._known.items():
+            if event not in held:
+                if known.event is not None or _shared(event):
+                    held[event] = known
+                else:
+                    self._give_up(known)
+        self._known = held
+        self._tidy_at = 4 * len(held) + _SLACK
+
+
+def _status(event: Any) -> int | None:
+    try:
+        return int(event.get_info(_STATUS))
+    except cl.Error:
+        return None  # cannot be known
+
+
+def _shared(event: Any) -> bool:
+    """Say whether another PyOpenCL object, or anybody else, has a reference to the event."""
+    try:
+        return int(event.get_info(_REFERENCES)) > 1
+    except cl.Error:
+        return False
