@@ -142,6 +142,27 @@ def test_the_reference_names_everything_public() -> None:
             assert re.search(rf"^\.\. auto(class|function):: {name}$", api, re.MULTILINE), f"{name} is not on api.md"
 
 
+def test_the_reference_links_every_opencl_call_of_the_call_table() -> None:
+    table = README.read_text(encoding="utf-8").partition("## The call table")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "reference" / "opencl-calls.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"^\| \[`(cl\w+)`\]\(https://registry\.khronos\.org/\S+/\1\.html\)", page, re.MULTILINE))
+    assert set(re.findall(r"`(cl[A-Z]\w+)`", table)) - linked == set()
+
+
+def test_the_reference_names_every_environment_variable() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    for name in set(re.findall(r"environ\w*[\[.(]+(?:get\()?[\"'](\w+)", source)):
+        assert f"`{name}" in page, name
+
+
+def test_the_start_page_leads_to_every_page() -> None:
+    start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"]({name})" in start, f"docs/index.md does not link to {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_the_project_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
