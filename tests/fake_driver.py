@@ -170,7 +170,7 @@ class FakeDriver:
             [entry.number for entry in _ledger.open_maps()],
             sorted(entry[0].int_ptr for entry in _inflight.entries()),
             (now.current_bytes, now.current_count, now.pending_bytes, now.leased_bytes),
-            sum(not lease.watch.dead for lease in _hostmem._leases.values()),
+            _hostmem.leases(),
             _callbacks.outstanding() - _foreign.watched(),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import mmap
+import threading
 import weakref
 
 import numpy as np
@@ -12,7 +13,16 @@ import pyopencl as cl
 import pytest
 
 import clmemlife as cml
-from clmemlife import AlignmentError, HostAliasError, InOut, MemFlags, MemHandle, ZeroCopyWarning, aligned_empty
+from clmemlife import (
+    AlignmentError,
+    HostAliasError,
+    InOut,
+    MemFlags,
+    MemHandle,
+    ZeroCopyWarning,
+    _hostmem,
+    aligned_empty,
+)
 
 USE = MemFlags.READ_WRITE | MemFlags.USE_HOST_PTR
 COPY = MemFlags.READ_WRITE | MemFlags.COPY_HOST_PTR
@@ -197,6 +207,72 @@ def test_a_construction_that_fails_leases_nothing(context, host, monkeypatch):
 
 
 # Who else uses it
+
+
+def test_the_check_and_the_claim_are_one_step(context, host, monkeypatch):
+    """While one object is being made of it, the memory is taken, whoever asks."""
+    from clmemlife import _opencl
+
+    real, refusals = _opencl.create_buffer, []
+
+    def create(*arguments):
+        monkeypatch.undo()
+        with pytest.raises(HostAliasError, match="'first'") as caught:
+            MemHandle.create_buffer(context, flags=USE, hostbuf=host[10:])
+        refusals.append(caught.type)
+        return real(*arguments)
+
+    monkeypatch.setattr(_opencl, "create_buffer", create)
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host, label="first"):
+        assert refusals == [HostAliasError]
+
+
+def test_of_many_threads_one_gets_the_memory(context, make_host):
+    for _ in range(20):
+        host, made, refused = make_host(), [], []
+        start = threading.Barrier(8)
+
+        def work(host=host, made=made, refused=refused, start=start):
+            start.wait()
+            try:
+                made.append(MemHandle.create_buffer(context, flags=USE, hostbuf=host))
+            except HostAliasError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(made), len(refused)) == (1, 7)
+        made[0].release()
+
+
+class Watched:
+    """What a claim knows of its object."""
+
+    dead = False
+
+
+def test_claims_are_found_as_by_looking_at_each():
+    random, registry, alive = np.random.default_rng(1), _hostmem._Registry(), []
+    for _ in range(5000):
+        start, size = (int(n) for n in random.integers(1, (20000, 1000 if random.random() < 0.02 else 20)))
+        claim, allow = _hostmem._Claim(start, start + size, ""), bool(random.random() < 0.5)
+        claim.watch = Watched()
+        overlapping = [one for one in alive if one.start < claim.stop and claim.start < one.stop]
+        expected = min(overlapping, key=lambda one: one.number, default=None)
+        assert registry.enter(claim, allow) is expected
+        if expected is None or allow:
+            alive.append(claim)
+        if len(alive) > 300 or random.random() < 0.2:
+            gone = alive.pop(int(random.integers(len(alive))))
+            if random.random() < 0.5:
+                gone.watch.dead = True
+            else:
+                registry.drop(gone)
+        assert registry.alive() == len(alive)
+    assert len(registry._claims) < 2 * len(alive) + 256
 
 
 def test_two_objects_over_one_array_are_refused_and_the_other_is_named(context, host):

@@ -8,7 +8,16 @@ import pyopencl as cl
 import pytest
 
 from clmemlife import _kernel_args
-from clmemlife._kernel_args import ASSUMED, READ, WRITE, modes_from_source
+from clmemlife._kernel_args import parameters_from_source
+from clmemlife._kernel_types import ASSUMED, READ, WRITE, Parameter
+
+
+def seen(found: tuple[Parameter, ...] | None) -> tuple[str, ...] | None:
+    return None if found is None else tuple(one.mode for one in found)
+
+
+def modes_from_source(source: str, name: str, count: int, options: str = "") -> tuple[str, ...] | None:
+    return seen(parameters_from_source(source, name, count, options))
 
 
 def modes(parameters: str, count: int, *, before: str = "", options: str = "") -> tuple[str, ...] | None:
@@ -258,15 +267,15 @@ TWO = "__kernel void f(__global const int *x, __global int *y, __constant int *z
 
 def test_the_drivers_argument_information_is_used(context: cl.Context) -> None:
     kernel = cl.Kernel(cl.Program(context, TWO).build(["-cl-kernel-arg-info"]), "f")
-    assert _kernel_args._from_info(kernel, 4) == (READ, ASSUMED, READ, ASSUMED)
-    assert _kernel_args.modes(kernel) == (READ, ASSUMED, READ, ASSUMED)
+    assert seen(_kernel_args._from_info(kernel, 4)) == (READ, ASSUMED, READ, ASSUMED)
+    assert seen(_kernel_args.parameters(kernel)) == (READ, ASSUMED, READ, ASSUMED)
 
 
 def test_the_text_is_used_where_the_driver_knows_nothing(context: cl.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_kernel_args, "_from_info", lambda kernel, count: None)
     program = cl.Program(context, TWO).build()
     kernel = cl.Kernel(program, "f")
-    assert _kernel_args.modes(kernel) == (READ, ASSUMED, READ, ASSUMED)
+    assert seen(_kernel_args.parameters(kernel)) == (READ, ASSUMED, READ, ASSUMED)
 
 
 def test_build_options_reach_the_reading_of_the_text(context: cl.Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +283,7 @@ def test_build_options_reach_the_reading_of_the_text(context: cl.Context, monkey
     source = "__kernel void f(__global const real *x, __global real *y) { y[0] = x[0]; }"
     program = cl.Program(context, source).build(["-Dreal=float"])
     kernel = cl.Kernel(program, "f")
-    assert _kernel_args.modes(kernel) == (ASSUMED, ASSUMED)
+    assert seen(_kernel_args.parameters(kernel)) == (ASSUMED, ASSUMED)
 
 
 def test_a_program_from_a_binary_has_no_text_and_is_assumed_to_do_anything(
@@ -285,7 +294,7 @@ def test_a_program_from_a_binary_has_no_text_and_is_assumed_to_do_anything(
     binaries = built.get_info(cl.program_info.BINARIES)
     program = cl.Program(context, context.devices, binaries).build()
     kernel = cl.Kernel(program, "f")
-    assert _kernel_args.modes(kernel) == (ASSUMED,) * 4
+    assert seen(_kernel_args.parameters(kernel)) == (ASSUMED,) * 4
 
 
 def test_both_ways_agree_on_const_in_every_place(context: cl.Context) -> None:
@@ -296,7 +305,7 @@ __kernel void f(__global const int *a, const __global int *b, __global int const
     kernel = cl.Kernel(cl.Program(context, source).build(["-cl-kernel-arg-info"]), "f")
     from_text = modes_from_source(source, "f", 8)
     assert from_text == (READ, READ, READ, ASSUMED, READ, ASSUMED, ASSUMED, ASSUMED)
-    assert _kernel_args._from_info(kernel, 8) == from_text
+    assert seen(_kernel_args._from_info(kernel, 8)) == from_text
 
 
 def test_images_from_the_driver(context: cl.Context) -> None:
@@ -307,11 +316,11 @@ __kernel void f(__read_only image2d_t a, __write_only image2d_t b, __global int 
 }
 """
     kernel = cl.Kernel(cl.Program(context, source).build(["-cl-kernel-arg-info"]), "f")
-    assert _kernel_args._from_info(kernel, 3) == (READ, WRITE, ASSUMED)
+    assert seen(_kernel_args._from_info(kernel, 3)) == (READ, WRITE, ASSUMED)
 
 
 def test_what_a_kernel_was_asked_is_kept_with_it(context: cl.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = cl.Kernel(cl.Program(context, TWO).build(), "f")
-    first = _kernel_args.modes(kernel)
+    first = _kernel_args.parameters(kernel)
     monkeypatch.setattr(_kernel_args, "_from_info", lambda *_: pytest.fail("asked twice"))
-    assert _kernel_args.modes(kernel) is first
+    assert _kernel_args.parameters(kernel) is first

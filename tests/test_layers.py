@@ -15,8 +15,8 @@ import clmemlife
 PACKAGE = Path(clmemlife.__file__).parent
 
 LAYERS: list[tuple[str, ...]] = [
-    ("exceptions", "_site", "flags", "_journal", "_kernel_args", "_limits"),
-    ("_opencl", "_entries"),
+    ("exceptions", "_site", "flags", "_journal", "_limits"),
+    ("_opencl",),
     ("_runner", "_inflight", "_ledger"),
     ("_notices", "_waitlist"),
     ("_callbacks",),
@@ -24,10 +24,10 @@ LAYERS: list[tuple[str, ...]] = [
     ("_images",),
     ("_reference", "_layout"),
     ("_handle",),
-    ("_access",),
-    ("_submit",),
+    ("_access", "_kernel_types"),
+    ("_submit", "_kernel_args"),
     ("_staging",),
-    ("_copy", "_commands", "_openmap", "_pieces", "_slots"),
+    ("_copy", "_commands", "_fill", "_openmap", "_pieces", "_slots"),
     ("_across",),
     ("_mapping", "_migration"),
     ("_chunks",),

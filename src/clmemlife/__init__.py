@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ._access import Out as Out
     from ._across import enqueue_copy_across as enqueue_copy_across
     from ._callbacks import ObjectInfo as ObjectInfo
-    from ._commands import enqueue_fill as enqueue_fill
     from ._commands import enqueue_kernel as enqueue_kernel
     from ._copy import enqueue_copy as enqueue_copy
+    from ._fill import enqueue_fill as enqueue_fill
     from ._handle import MemHandle as MemHandle
     from ._hostmem import aligned_empty as aligned_empty
     from ._mapping import Mapping as Mapping
@@ -62,8 +62,9 @@ _MODULES = {
     "_across": ("enqueue_copy_across",),
     "_access": ("In", "InOut", "Out"),
     "_callbacks": ("ObjectInfo",),
-    "_commands": ("enqueue_fill", "enqueue_kernel"),
+    "_commands": ("enqueue_kernel",),
     "_copy": ("enqueue_copy",),
+    "_fill": ("enqueue_fill",),
     "_handle": ("MemHandle",),
     "_hostmem": ("aligned_empty",),
     "_mapping": ("MapState", "Mapping"),

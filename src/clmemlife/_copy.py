@@ -13,7 +13,7 @@ from . import _ledger, _opencl, _waitlist
 from ._access import Use
 from ._handle import MemHandle
 from ._images import image_bytes, image_region
-from ._meminfo import check_host_access
+from ._meminfo import check_host_access, whole_numbers
 from ._submit import check_queue, marker, plain_event, submit, target
 from .flags import MemFlags
 
@@ -137,9 +137,9 @@ def _with_host(mem: Any, use: Use, host: np.ndarray[Any, Any], where: dict[str, 
     """Set the bytes that a copy with host memory touches; return whether there are any."""
     if mem.type != _BUFFER:
         _check_names("a copy between an image and host memory", where, ("origin", "region"), ("pitches",))
-        some, region = _image_part(mem, use, where, "origin"), _triple(where["region"], 1)
+        some, region = _image_part(mem, use, where, "origin"), _triple(where, "region", 1)
         is_1d_array = mem.type == cl.mem_object_type.IMAGE1D_ARRAY
-        needed = image_bytes(region[:2] if is_1d_array else region, mem.element_size, where.get("pitches"))
+        needed = image_bytes(region[:2] if is_1d_array else region, mem.element_size, _pitches(where, "pitches"))
         if some and host.nbytes < needed:
             raise ValueError(f"the region of {region} pixels needs {needed} bytes of host memory, not {host.nbytes}")
         return some
@@ -147,10 +147,10 @@ def _with_host(mem: Any, use: Use, host: np.ndarray[Any, Any], where: dict[str, 
         _check_names(
             "a rectangle copy", where, ("buffer_origin", "host_origin", "region"), ("buffer_pitches", "host_pitches")
         )
-        region = _triple(where["region"], 1)
-        _rectangle(use, where["buffer_origin"], region, where.get("buffer_pitches"), mem.size, "buffer")
+        region = _triple(where, "region", 1)
+        _rectangle(use, where, "buffer_origin", region, "buffer_pitches", mem.size, "buffer")
         other = Use(use.root, 0, host.nbytes, reads=False, writes=False)
-        _rectangle(other, where["host_origin"], region, where.get("host_pitches"), host.nbytes, "host memory")
+        _rectangle(other, where, "host_origin", region, "host_pitches", host.nbytes, "host memory")
         return 0 not in region
     _check_names("a copy between a buffer and host memory", where, (), (offset_name,))
     offset = operator.index(where.get(offset_name, 0))
@@ -166,9 +166,9 @@ def _between(dest: Any, dest_use: Use, src: Any, src_use: Use, where: dict[str, 
             _check_names(
                 "a rectangle copy", where, ("src_origin", "dst_origin", "region"), ("src_pitches", "dst_pitches")
             )
-            region = _triple(where["region"], 1)
-            _rectangle(src_use, where["src_origin"], region, where.get("src_pitches"), src.size, "source")
-            _rectangle(dest_use, where["dst_origin"], region, where.get("dst_pitches"), dest.size, "destination")
+            region = _triple(where, "region", 1)
+            _rectangle(src_use, where, "src_origin", region, "src_pitches", src.size, "source")
+            _rectangle(dest_use, where, "dst_origin", region, "dst_pitches", dest.size, "destination")
             some = 0 not in region
         else:
             _check_names("a copy between buffers", where, (), ("src_offset", "dst_offset", "byte_count"))
@@ -191,7 +191,7 @@ def _between(dest: Any, dest_use: Use, src: Any, src_use: Use, where: dict[str, 
         )
         _check_names("a copy between an image and a buffer", where, ("offset", "origin", "region"))
         some = _image_part(image, image_use, where, "origin")
-        width, height, depth = _triple(where["region"], 1)
+        width, height, depth = _triple(where, "region", 1)
         _linear(buffer_use, operator.index(where["offset"]), width * height * depth * image.element_size, buffer.size)
     return (dest_use, src_use) if some else None
 
@@ -214,19 +214,24 @@ def _linear(use: Use, offset: int, count: int, size: int) -> None:
     use.stop = use.start + count
 
 
-def _triple(numbers: Sequence[int], rest: int) -> tuple[int, int, int]:
+def _triple(where: dict[str, Any], name: str, rest: int) -> tuple[int, int, int]:
+    numbers = whole_numbers(where[name], name)
     if not 1 <= len(numbers) <= 3:
-        raise ValueError(f"{tuple(numbers)} must have one to three numbers")
-    one, two, three = (*(operator.index(n) for n in numbers), rest, rest)[:3]
+        raise ValueError(f"{name} must have one to three numbers, not {numbers}")
+    one, two, three = (*numbers, rest, rest)[:3]
     return one, two, three
 
 
+def _pitches(where: dict[str, Any], name: str) -> tuple[int, ...]:
+    return () if where.get(name) is None else whole_numbers(where[name], name)
+
+
 def _rectangle(
-    use: Use, origin: Sequence[int], region: tuple[int, int, int], pitches: Sequence[int] | None, size: int, side: str
+    use: Use, where: dict[str, Any], origin: str, region: tuple[int, int, int], pitches: str, size: int, side: str
 ) -> None:
-    x, y, z = _triple(origin, 0)
+    x, y, z = _triple(where, origin, 0)
     width, height, depth = region
-    row, slice_ = (*(operator.index(n) for n in pitches or ()), 0, 0)[:2]
+    row, slice_ = (*_pitches(where, pitches), 0, 0)[:2]
     row = row or width
     slice_ = slice_ or row * height
     start = z * slice_ + y * row + x
@@ -244,7 +249,7 @@ def _rectangle(
 
 
 def _image_part(image: Any, use: Use, where: dict[str, Any], origin_name: str) -> bool:
-    origin, region, limits = _triple(where[origin_name], 0), _triple(where["region"], 1), image_region(image)
+    origin, region, limits = _triple(where, origin_name, 0), _triple(where, "region", 1), image_region(image)
     if any(o < 0 or n < 0 or o + n > limit for o, n, limit in zip(origin, region, limits, strict=True)):
         raise ValueError(f"the region of {region} pixels at {origin} is not within the image's {limits}")
     if image.type == cl.mem_object_type.IMAGE1D_BUFFER:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import pyopencl as cl
@@ -15,9 +14,11 @@ from ._meminfo import (
     address_of,
     allocate,
     buffer_size,
+    check_context,
     check_flags,
     check_narrowing,
     whole_number,
+    whole_numbers,
 )
 from ._reference import Reference
 from ._site import caller_site, describe
@@ -99,17 +100,20 @@ class MemHandle(Reference):
         if isinstance(size, MemFlags):
             raise TypeError("size (bytes) comes before flags: create_buffer(context, size, flags)")
         flags = check_flags(flags)
-        if not isinstance(context, cl.Context):
-            raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
+        check_context(context)
         site = caller_site()
         host = _hostmem.open_hostbuf(hostbuf, flags)
         limits = _limits.context_limits(context)
         size = buffer_size(size, None if host is None else host.nbytes, limits)
         if host is not None and flags & MemFlags.USE_HOST_PTR:
-            host.check(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
+            host.claim(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         arguments = (context, flags._value_, size, None if host is None else host.view)
-        mem = allocate(_opencl.create_buffer, arguments, size, limits)
-        return cls._take(mem, "create_buffer", label, site, None, host, (context, size, flags))
+        try:
+            mem = allocate(_opencl.create_buffer, arguments, size, limits)
+            return cls._take(mem, "create_buffer", label, site, None, host, (context, size, flags))
+        except BaseException:
+            _hostmem.give_up(host)
+            raise
 
     @classmethod
     def create_image(
@@ -162,25 +166,28 @@ class MemHandle(Reference):
         OpenCL specification: ``clCreateImage``. Does not block.
         """
         flags = check_flags(flags)
-        if not isinstance(context, cl.Context):
-            raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
+        check_context(context)
         site = caller_site()
-        shape = tuple(operator.index(n) for n in shape)
+        shape = whole_numbers(shape, "shape")
         check_image(context, shape, format, flags, is_array=is_array, over_buffer=buffer is not None)
+        padded = None if pitches is None else (*whole_numbers(pitches, "pitches"), 0, 0)[:2]
         if pitches is not None and hostbuf is None:
             raise ValueError("pitches describe hostbuf, and there is none")
         host = _hostmem.open_hostbuf(hostbuf, flags)
         if host is not None:
-            needed = image_bytes(shape, pixel_size(format), pitches)
+            needed = image_bytes(shape, pixel_size(format), padded)
             if host.nbytes < needed:
                 raise ValueError(f"hostbuf has {host.nbytes} bytes, fewer than the {needed} that the image needs")
-            if flags & MemFlags.USE_HOST_PTR:
-                host.check(context, needed, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         over = buffer._share() if isinstance(buffer, MemHandle) else buffer
-        padded = None if pitches is None else (*pitches, 0, 0)[:2]
+        if host is not None and flags & MemFlags.USE_HOST_PTR:
+            host.claim(context, needed, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         arguments = (context, flags.value, format, shape, padded, None if host is None else host.view, is_array, over)
-        mem = allocate(_opencl.create_image, arguments, 0, _limits.context_limits(context))
-        return cls._take(mem, "create_image", label, site, None, host)
+        try:
+            mem = allocate(_opencl.create_image, arguments, 0, _limits.context_limits(context))
+            return cls._take(mem, "create_image", label, site, None, host)
+        except BaseException:
+            _hostmem.give_up(host)
+            raise
 
     @classmethod
     def retain(cls, mem: MemHandle | cl.MemoryObjectHolder | int, *, label: str | None = None) -> MemHandle:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from typing import Any, NamedTuple
+import threading
+from bisect import bisect_left, insort
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -22,22 +24,74 @@ _USES = MemFlags.USE_HOST_PTR | MemFlags.COPY_HOST_PTR
 _USES_BITS = _USES.value
 
 
-class _Lease(NamedTuple):
-    start: int
-    stop: int
-    text: str
-    watch: _callbacks.Watch
-    root: _ledger.Root
+class _Claim:
+    """Host memory ``[start, stop)`` of one memory object; ``watch`` and ``root`` come when that exists."""
+
+    __slots__ = ("number", "root", "start", "stop", "text", "watch")
+
+    def __init__(self, start: int, stop: int, text: str) -> None:
+        self.number = next(_numbers)
+        self.start, self.stop, self.text = start, stop, text
+        self.watch: _callbacks.Watch | None = None
+        self.root: _ledger.Root | None = None
+
+    @property
+    def dead(self) -> bool:
+        return self.watch is not None and self.watch.dead
 
 
-_leases: dict[int, _Lease] = {}
+class _Registry:
+    """Which host memory is in use: the claims by address, looked up and entered in one step."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may come back in here
+        self._claims: list[tuple[int, int, _Claim]] = []
+        self._longest = 0
+        self._sweep_at = 256
+
+    def alive(self) -> int:
+        return sum([not claim.dead for _, _, claim in tuple(self._claims)])
+
+    def enter(self, claim: _Claim, allow_alias: bool) -> _Claim | None:
+        """Return the oldest claim that overlaps; enter this one if there is none, or if it may."""
+        with self._lock:
+            if len(self._claims) >= self._sweep_at:
+                self._sweep()
+            found: _Claim | None = None
+            first = bisect_left(self._claims, (claim.start - self._longest,))
+            for _, number, other in self._claims[first : bisect_left(self._claims, (claim.stop,))]:
+                if other.dead:
+                    self.drop(other)
+                elif other.stop > claim.start and (found is None or number < found.number):
+                    found = other
+            if found is None or allow_alias:
+                self._longest = max(self._longest, claim.stop - claim.start)
+                insort(self._claims, (claim.start, claim.number, claim))
+            return found
+
+    def drop(self, claim: _Claim) -> None:
+        """Strike a claim out, if it is there."""
+        with self._lock:
+            place = bisect_left(self._claims, (claim.start, claim.number))
+            if place < len(self._claims) and self._claims[place][2] is claim:
+                del self._claims[place]
+
+    def _sweep(self) -> None:
+        for _, _, claim in tuple(self._claims):
+            if claim.dead:
+                self.drop(claim)
+        self._longest = max([claim.stop - claim.start for _, _, claim in tuple(self._claims)], default=0)
+        self._sweep_at = 2 * len(self._claims) + 256
+
+
 _numbers = itertools.count()
+_registry = _Registry()
 
 
 class HostMemory:
     """Contiguous host memory behind a ``hostbuf``: ``view`` is a flat array of bytes that keeps it alive."""
 
-    __slots__ = ("_leased", "_shares", "address", "element_aligned", "nbytes", "view")
+    __slots__ = ("_claim", "_shares", "address", "element_aligned", "nbytes", "view")
 
     def __init__(self, hostbuf: Any) -> None:
         if isinstance(hostbuf, np.ndarray):
@@ -56,29 +110,33 @@ class HostMemory:
             self.element_aligned = True
         self.nbytes = self.view.nbytes
         self.address: int = self.view.__array_interface__["data"][0]
-        self._leased = False
-        self._shares: _Lease | None = None
+        self._claim: _Claim | None = None
+        self._shares: _Claim | None = None
 
-    def check(
+    def claim(
         self, context: cl.Context, size: int, label: str | None, site: str, *,
         allow_alias: bool, require_zero_copy: bool,
     ) -> None:  # fmt: skip
-        """Refuse memory that an object cannot use as it is, or that another live object uses."""
-        self._leased = True
+        """Take memory for an object that is to be made; refuse what it cannot use as it is, or another one uses."""
         text = f"host memory at {self.address:#x} for {describe(label, size, site)}"
         if not self.element_aligned:
             raise AlignmentError(f"{text} is not even aligned for its own elements; see clmemlife.aligned_empty")
         _callbacks.poll()
-        for number, lease in list(_leases.copy().items()):
-            if lease.watch.dead:
-                _leases.pop(number, None)
-            elif self.address < lease.stop and lease.start < self.address + size:
-                if not allow_alias:
-                    raise HostAliasError(
-                        f"{text} overlaps the host memory of {lease.text}, which is still alive; results would depend "
-                        "on timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
-                    )
-                self._shares = self._shares or lease
+        claim = _Claim(self.address, self.address + size, describe(label, size, site))
+        self._shares = _registry.enter(claim, allow_alias)
+        if self._shares is not None and not allow_alias:
+            raise HostAliasError(
+                f"{text} overlaps the host memory of {self._shares.text}, which is still alive; results would depend "
+                "on timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
+            )
+        self._claim = claim
+        try:
+            self._check_alignment(text, context, site, require_zero_copy)
+        except BaseException:
+            give_up(self)
+            raise
+
+    def _check_alignment(self, text: str, context: cl.Context, site: str, require_zero_copy: bool) -> None:
         needed = max(_limits.context_limits(context).alignments.values())
         if self.address % needed:
             advice = (
@@ -93,20 +151,33 @@ class HostMemory:
         self, int_ptr: int, label: str | None, size: int, site: str, root: _ledger.Root
     ) -> list[_callbacks.Watch]:
         """Keep the memory until the driver says that the object at `int_ptr` is gone (``USE_HOST_PTR`` only)."""
-        if not self._leased:
+        claim, shares = self._claim, self._shares
+        if claim is None:
             return []
-        if self._shares is not None:
-            number, start = self._shares.root.alias or (self._shares.root.number, 0)
-            root.alias = number, start + self.address - self._shares.start
+        if shares is not None and shares.root is not None:
+            number, start = shares.root.alias or (shares.root.number, 0)
+            root.alias = number, start + self.address - shares.start
         watch = _callbacks.watch(int_ptr, _callbacks.ObjectInfo(label, size, site))
+        claim.root, claim.watch = root, watch
         watch.lease(self.view, size)
-        _leases[next(_numbers)] = _Lease(self.address, self.address + size, describe(label, size, site), watch, root)
         return [watch]
+
+
+def give_up(host: HostMemory | None) -> None:
+    """Let go of what was claimed, where no memory object came of it."""
+    if host is not None and host._claim is not None and host._claim.watch is None:
+        _registry.drop(host._claim)
+
+
+def leases() -> int:
+    """Return how many claims there are whose object is not known to be gone."""
+    return _registry.alive()
 
 
 def forget() -> None:
     """Forget all leases, in a forked child: the objects are the parent's, and no notice of them comes here."""
-    _leases.clear()
+    global _registry
+    _registry = _Registry()
 
 
 def open_hostbuf(hostbuf: Any, flags: MemFlags) -> HostMemory | None:

@@ -1,35 +1,40 @@
-"""How a kernel uses its pointer arguments, as far as the program says so; asked once for each kernel.
+"""What a kernel's arguments are and how it uses them, as far as the program says so; asked once for each kernel.
 
 ``clGetKernelArgInfo`` where the program was built with ``-cl-kernel-arg-info``, else the program's source text.
-Text that macros or type names could change is not guessed at: such an argument counts as read and written.
+Text that macros or type names could change is not guessed at: such an argument counts as read and written, and
+anything may be passed for it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
 import pyopencl as cl
 
-READ, WRITE, ASSUMED = "read", "write", "assumed"
+from ._kernel_types import ASSUMED, READ, WRITE, Parameter, parameter
 
-_ATTRIBUTE, _NAME = "_clmemlife_modes", "_clmemlife_name"
+_ATTRIBUTE, _NAME = "_clmemlife_parameters", "_clmemlife_name"
 _COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)|-D[ \t]*(\w+)", re.MULTILINE)
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 _QUALIFIERS = frozenset(
-    """global local constant private const volatile restrict read_only write_only read_write signed unsigned struct
-    bool char uchar short ushort int uint long ulong half float double size_t ptrdiff_t intptr_t uintptr_t void
+    "global local constant private const volatile restrict read_only write_only read_write".split()  # noqa: SIM905
+)
+_KNOWN = _QUALIFIERS | frozenset(
+    """signed unsigned struct bool char uchar short ushort int uint long ulong half float double size_t ptrdiff_t
+    intptr_t uintptr_t void sampler_t
     image1d_t image2d_t image3d_t image1d_buffer_t image1d_array_t image2d_array_t""".split()  # noqa: SIM905
 )
 
 
-def modes(kernel: cl.Kernel) -> tuple[str, ...]:
-    """Return for each argument `READ`, `WRITE` or `ASSUMED` (meaningless for those that are no memory objects)."""
-    known: tuple[str, ...] | None = getattr(kernel, _ATTRIBUTE, None)
+def parameters(kernel: cl.Kernel) -> tuple[Parameter, ...]:
+    """Return what is known of each argument."""
+    known: tuple[Parameter, ...] | None = getattr(kernel, _ATTRIBUTE, None)
     if known is None:
         count = kernel.num_args
-        known = _from_info(kernel, count) or _from_source(kernel, count) or (ASSUMED,) * count
+        known = _from_info(kernel, count) or _from_source(kernel, count) or (Parameter(ASSUMED),) * count
         setattr(kernel, _ATTRIBUTE, known)
     return known
 
@@ -43,40 +48,57 @@ def name_of(kernel: cl.Kernel) -> str:
     return known
 
 
-def _from_info(kernel: cl.Kernel, count: int) -> tuple[str, ...] | None:
+def text_of(kernel: cl.Kernel) -> str:
+    """Return how messages name a kernel whose arguments matter."""
+    declared = [one.declared for one in parameters(kernel)]
+    return f"kernel {name_of(kernel)!r}{' (' + ', '.join(declared) + ')' if all(declared) else ''}"
+
+
+def _from_info(kernel: cl.Kernel, count: int) -> tuple[Parameter, ...] | None:
     info, access = cl.kernel_arg_info, cl.kernel_arg_access_qualifier
-    space, qualifier = cl.kernel_arg_address_qualifier, cl.kernel_arg_type_qualifier
+    spaces, qualifier = cl.kernel_arg_address_qualifier, cl.kernel_arg_type_qualifier
     found = []
     try:
         for index in range(count):
-            image = kernel.get_arg_info(index, info.ACCESS_QUALIFIER)
+            image, space, names = (
+                kernel.get_arg_info(index, one)
+                for one in (info.ACCESS_QUALIFIER, info.ADDRESS_QUALIFIER, info.TYPE_QUALIFIER)
+            )
+            type_name, name = (kernel.get_arg_info(index, one).strip() for one in (info.TYPE_NAME, info.NAME))
+            const = names & qualifier.CONST
+            mode = ASSUMED
             if image == access.READ_ONLY:
-                found.append(READ)
+                mode = READ
             elif image == access.WRITE_ONLY:
-                found.append(WRITE)
-            elif kernel.get_arg_info(index, info.ADDRESS_QUALIFIER) == space.CONSTANT or (
-                kernel.get_arg_info(index, info.TYPE_QUALIFIER) & qualifier.CONST
-            ):
-                found.append(READ)
-            else:
-                found.append(ASSUMED)
+                mode = WRITE
+            elif space == spaces.CONSTANT or const:
+                mode = READ
+            where = "" if space == spaces.PRIVATE else spaces.to_string(space).lower()
+            words = (
+                where if "*" in type_name else "",
+                "const" if const and where != "constant" else "",
+                type_name.replace("*", " *"),
+                name,
+            )
+            found.append(parameter(mode, where, type_name, _tidy(" ".join(words))))
     except cl.Error:
         return None
     return tuple(found)
 
 
-def _from_source(kernel: cl.Kernel, count: int) -> tuple[str, ...] | None:
+def _from_source(kernel: cl.Kernel, count: int) -> tuple[Parameter, ...] | None:
     try:
         program = kernel.program  # Intel's kernel does not keep it
         source = program.source if hasattr(program, "source") else ""
         options = "".join(program.get_build_info(one, cl.program_build_info.OPTIONS) for one in kernel.context.devices)
     except cl.Error:
         return None
-    return modes_from_source(source or "", kernel.function_name, count, options)
+    return parameters_from_source(source or "", kernel.function_name, count, options)
 
 
-def modes_from_source(source: str, name: str, count: int, options: str = "") -> tuple[str, ...] | None:
-    """Return the modes that the text of the kernel's parameters proves, or ``None`` where it cannot be found."""
+@functools.lru_cache(maxsize=256)
+def parameters_from_source(source: str, name: str, count: int, options: str = "") -> tuple[Parameter, ...] | None:
+    """Return what the text of the kernel's parameters proves, or ``None`` where it cannot be found."""
     text = _COMMENTS.sub(" ", re.sub(r"\\\r?\n", "", source))  # in this order, as a compiler does it
     macros = {_plain(one or other) for one, other in _DEFINES.findall(text + "\n" + options)}
     plain = _plain(text)
@@ -84,13 +106,16 @@ def modes_from_source(source: str, name: str, count: int, options: str = "") -> 
     heads = list(re.finditer(rf"\bkernel\b{attributes}\b{re.escape(name)}\s*\(", plain))
     if not heads or macros & {name, "const", "kernel"}:
         return None
-    results = set()
+    closed = not re.search(r"#\s*include", text)
+    found = []
     for head in heads:
-        parameters = list(_parameters(plain, head.end()))
-        if len(parameters) != count:
+        texts = list(_split(plain, head.end()))
+        if len(texts) != count:
             return None
-        results.add(tuple(_mode(one, macros) for one in parameters))
-    return results.pop() if len(results) == 1 else None
+        found.append([_parameter(one, macros, closed) for one in texts])
+    if len({tuple([one.mode for one in each]) for each in found}) != 1:
+        return None
+    return tuple([same[0] if len(set(same)) == 1 else Parameter(same[0].mode) for same in zip(*found, strict=True)])
 
 
 def _plain(text: str) -> str:
@@ -98,7 +123,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\b__(?=(?:kernel|global|local|constant|private|read_only|write_only|read_write)\b)", "", text)
 
 
-def _parameters(text: str, start: int) -> Iterator[str]:
+def _split(text: str, start: int) -> Iterator[str]:
     depth, begin = 1, start
     for position in range(start, len(text)):
         character = text[position]
@@ -110,16 +135,26 @@ def _parameters(text: str, start: int) -> Iterator[str]:
             return
 
 
-def _mode(parameter: str, macros: set[str]) -> str:
-    words = _WORDS.findall(parameter)
+def _parameter(text: str, macros: set[str], closed: bool) -> Parameter:
+    """Read one parameter; `closed` says that no other file can change what its words mean."""
+    words = _WORDS.findall(text)
     types = words[:-1]
-    if macros & set(words) or any(re.sub(r"(?<=[a-z])\d+$", "", word) not in _QUALIFIERS for word in types):
-        return ASSUMED
+    if macros & set(words) or any(re.sub(r"(?<=[a-z])\d+$", "", word) not in _KNOWN for word in types):
+        return Parameter(ASSUMED)
+    pointee, star, _ = text.rpartition("*")
+    mode = ASSUMED
     if any(word.startswith("image") for word in types):
-        return WRITE if "write_only" in types else ASSUMED if "read_write" in types else READ
-    pointee, star, _ = parameter.rpartition("*")
-    if "*" in pointee:
-        return ASSUMED
-    if star and ("constant" in types or "const" in _WORDS.findall(pointee)):
-        return READ
-    return ASSUMED
+        mode = WRITE if "write_only" in types else ASSUMED if "read_write" in types else READ
+    elif star and "*" not in pointee and ("constant" in types or "const" in _WORDS.findall(pointee)):
+        mode = READ
+    if not closed or "*" in pointee or "[" in text:
+        return Parameter(mode)
+    spaces = [word for word in types if word in ("global", "constant", "local")]
+    type_name = " ".join([word for word in types if word not in _QUALIFIERS])
+    if star and len(spaces) != 1:
+        return Parameter(mode)
+    return parameter(mode, spaces[0] if star else "", type_name, _tidy(text))
+
+
+def _tidy(declared: str) -> str:
+    return " ".join(declared.split()).replace("* ", "*")

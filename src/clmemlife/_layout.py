@@ -14,6 +14,7 @@ import pyopencl as cl
 from . import _opencl
 from ._images import image_region
 from ._journal import Box
+from ._meminfo import whole_numbers
 
 _BYTES = np.dtype(np.uint8)
 _PATTERN = (np.arange(4093, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8)
@@ -56,7 +57,7 @@ class BufferLayout:
         elif hasattr(shape, "__index__"):
             shape = (operator.index(shape),)
         else:
-            shape = tuple(operator.index(n) for n in shape)
+            shape = whole_numbers(shape, "shape")
         if any(n < 0 for n in shape):
             raise ValueError(f"shape {shape} has a negative number")
         self.shape: tuple[int, ...] = shape
@@ -188,7 +189,7 @@ def marked(data: np.ndarray[Any, Any]) -> int:
 
 
 def _numbers(numbers: Any, name: str, dims: int, rest: int) -> tuple[int, int, int]:
-    numbers = tuple(operator.index(n) for n in (numbers if hasattr(numbers, "__len__") else (numbers,)))
+    numbers = whole_numbers((numbers,) if isinstance(numbers, (int, np.integer)) else numbers, name)
     if not dims <= len(numbers) <= 3:
         raise ValueError(f"{name} {numbers} must have {dims} to 3 numbers for this image")
     one, two, three = (*numbers, rest, rest)[:3]

@@ -15,6 +15,7 @@ from . import _ledger, _waitlist
 from ._access import check_maps
 from ._handle import MemHandle
 from ._layout import BufferLayout, ImageLayout, buffer_layout, mark, marked
+from ._meminfo import with_room
 from ._openmap import INHERITED, NOT_YET, MapState, OpenMap, abandoned, decode
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
@@ -269,13 +270,13 @@ class Mapping:
             return
         if error is None:
             try:
-                self.unmap()
+                with_room(self.unmap)
             except cl.Error as refusal:
                 self._abandon(refusal)
                 raise
             return
         try:
-            _, problem, _ = self._end()
+            _, problem, _ = with_room(self._end)
         except Exception as refusal:
             self._abandon(refusal)
         else:

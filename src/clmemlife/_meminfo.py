@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import operator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyopencl as cl
 
@@ -15,6 +17,8 @@ from ._site import describe
 from .flags import MemFlags, require
 
 __all__ = ["MemInfo"]
+
+T = TypeVar("T")
 
 ASSOCIATED = cl.mem_info.ASSOCIATED_MEMOBJECT
 HOST_PTR_FLAGS = MemFlags.USE_HOST_PTR | MemFlags.ALLOC_HOST_PTR | MemFlags.COPY_HOST_PTR
@@ -155,11 +159,27 @@ def _checked(flags: MemFlags) -> MemFlags:
     return flags
 
 
+def check_context(context: object) -> None:
+    """Raise ``TypeError`` for what is no context."""
+    if not isinstance(context, cl.Context):
+        raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
+
+
 def whole_number(value: object, name: str) -> int:
     """Return `value` as an ``int``; refuse what is none, ``bool`` included."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, not {type(value).__name__} {value!r}")
     return operator.index(value)
+
+
+def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
+    """Return a sequence of numbers as a tuple of ``int``; refuse what has no order or is no number."""
+    if isinstance(values, (str, bytes)) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+        raise TypeError(f"{name} must be a tuple of int, not {type(values).__name__} {values!r}")
+    try:
+        return tuple([operator.index(one) for one in values])
+    except TypeError:
+        raise TypeError(f"{name} must be a tuple of int, not {values!r}") from None
 
 
 def check_narrowing(mine: MemFlags, wanted: MemFlags) -> None:
@@ -171,17 +191,29 @@ def check_narrowing(mine: MemFlags, wanted: MemFlags) -> None:
         raise ValueError(f"a sub-buffer of a {mine & HOST_ACCESS_FLAGS} buffer cannot be {host}")
 
 
-def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits.ContextLimits) -> Any:
-    """Create; when memory is short collect once, try once more, then say what is alive."""
+idle_memory: list[Callable[[cl.Context], object]] = []
+"""What lets go of memory that modules above this one keep for later."""
+
+
+def with_room(call: Callable[..., T], *arguments: Any, context: cl.Context | None = None) -> T:
+    """Call; when memory is short let go of what nobody needs, idle memory of `context` included, and call once more."""
     try:
-        return create(*arguments)
+        return call(*arguments)
     except cl.Error as error:
         if error.code not in _OUT_OF_MEMORY:
             raise
     gc.collect()
     _inflight.sweep()
+    for let_go in idle_memory if context is not None else ():
+        with suppress(cl.Error):
+            let_go(context)
+    return call(*arguments)
+
+
+def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits.ContextLimits) -> Any:
+    """Create, `with_room`; where memory is still short, say what is alive."""
     try:
-        return create(*arguments)
+        return with_room(create, *arguments, context=arguments[0])
     except cl.Error as error:
         if error.code not in _OUT_OF_MEMORY:
             raise

@@ -18,7 +18,9 @@ def take(entry: _ledger.Entry) -> None:
         if entry.root.int_ptr != entry.int_ptr:
             _opencl.retain_mem_object(entry.root.int_ptr)
     except BaseException:
-        _opencl.release_mem_object(entry.int_ptr)
+        problem = _release(entry.int_ptr, entry, "")
+        if problem:  # must not hide what was first
+            report_at(entry.site, problem, CleanupWarning)
         raise
     entry.held = entry.int_ptr
 

@@ -24,7 +24,7 @@ import pyopencl as cl
 
 from . import _inflight, _journal, _ledger, _limits, _opencl
 from ._access import Use
-from ._meminfo import allocate
+from ._meminfo import allocate, idle_memory
 from ._site import report_at
 from ._submit import submit
 from .exceptions import CleanupWarning
@@ -232,6 +232,9 @@ def trim_idle(context: cl.Context) -> int:
         pool.trim()
         _opencl.finish(pool._queue)
     return nbytes
+
+
+idle_memory.append(trim_idle)
 
 
 def close() -> None:

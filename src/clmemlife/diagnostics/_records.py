@@ -76,7 +76,7 @@ class LiveRecord:
     why: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = f"map of {self.label or 'an unlabelled object'!r}" if self.kind == "map" else ""
+        what = f"map of {repr(self.label) if self.label else 'an unlabelled object'}" if self.kind == "map" else ""
         text = f"{what} ({self.size} bytes, mapped at {self.site})" if what else self._text()
         lines = [f"{text}: {_STATES[self.state]}", *(f"  because of {reason}" for reason in self.why)]
         lines += [f"  called from {line}" for line in self.stack[1:]]
