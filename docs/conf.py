@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -20,6 +21,7 @@ html_title = f"clmemlife {release}"
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # docstrings say what a parameter is
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -33,7 +35,20 @@ def literal(app: Any, env: Any, node: Any, contnode: nodes.Node) -> nodes.Node |
     return None if node.get("refdomain") != "py" or name in clmemlife.__all__ else contnode
 
 
+def single_fields(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Give each of several attributes that are described together (``a, b : int``) a description of its own."""
+    text = "\n".join(lines)
+    head, heading, fields = text.partition("Attributes\n----------\n")
+    if heading:
+        several = re.compile(r"^(\w+(?:, \w+)+)( : .*)?\n((?:    .*\n|\n)*)", re.MULTILINE)
+        fields = several.sub(
+            lambda found: "".join(f"{one}{found[2] or ''}\n{found[3]}" for one in found[1].split(", ")), fields + "\n"
+        )
+        lines[:] = (head + heading + fields).split("\n")
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Register what is above."""
     app.connect("missing-reference", literal)
+    app.connect("autodoc-process-docstring", single_fields, priority=400)  # before Napoleon
     return {"parallel_read_safe": True}

@@ -42,8 +42,12 @@ class LiveRecord:
         Seconds.
     offset : int
         Where it begins in its root, in bytes.
-    maps, children, commands : int
-        Open maps of the root; live sub-buffers of it; queued commands that use this object.
+    maps : int
+        Open maps of the root.
+    children : int
+        Live sub-buffers of it.
+    commands : int
+        Queued commands that use it.
     parent : str or None
         What a sub-buffer is part of.
     flags : MemFlags or MapFlags

@@ -21,10 +21,14 @@ class Statistics:
 
     Attributes
     ----------
-    current_bytes, peak_bytes, total_bytes : int
-        Bytes alive now, at most at one moment, and made in all.
+    current_bytes : int
+        Bytes alive now.
+    peak_bytes : int
+        Most bytes that were alive at one moment.
+    total_bytes : int
+        Bytes made in all.
     current_count, peak_count, total_count : int
-        The same of handles.
+        How many handles, in the same way.
     pending_bytes : int
         Bytes that were released here and are still held by queued commands.
     leased_bytes : int
