@@ -30,9 +30,10 @@ add_module_names = False
 
 
 def literal(app: Any, env: Any, node: Any, contnode: nodes.Node) -> nodes.Node | None:
-    """Show what names nothing of the API (a parameter, a type in words, a class of PyOpenCL) as it stands."""
-    name = node["reftarget"].removeprefix("clmemlife.").partition(".")[0]
-    return None if node.get("refdomain") != "py" or name in clmemlife.__all__ else contnode
+    """Show what has no entry (a parameter, a type in words, a field of a record, a class of PyOpenCL) as it stands."""
+    name, _, member = node["reftarget"].removeprefix("clmemlife.").partition(".")
+    wrong = name in clmemlife.__all__ and not (member and hasattr(getattr(clmemlife, name), member))
+    return None if node.get("refdomain") != "py" or wrong else contnode
 
 
 def single_fields(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

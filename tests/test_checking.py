@@ -33,6 +33,7 @@ from clmemlife import (
     MigrationFlags,
     Out,
     UnorderedAccessError,
+    _foreign,
     _inflight,
     _opencl,
 )
@@ -343,6 +344,87 @@ def test_another_buffer_at_the_same_address_is_another_object(context: cl.Contex
             _inflight.sweep()
     assert len(set(addresses)) < 100
     assert checker.findings == ()
+
+
+class Raw(NamedTuple):
+    """An object that somebody else holds, and a handle on it."""
+
+    mem: cl.Buffer
+    bench: Bench
+
+    def handle(self, queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
+        """Use it through a handle that ends at once."""
+        with MemHandle.retain(self.mem) as one:
+            return cml.enqueue_fill(queue, one, ONE, wait_for=wait_for)
+
+    def plain(self, queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
+        """Use it without a handle."""
+        return cml.enqueue_fill(queue, self.mem, ONE, wait_for=wait_for)
+
+    def map(self, queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
+        """Map it through a handle that ends before the map."""
+        with MemHandle.retain(self.mem) as one:
+            mapping = Mapping(queue, one, MapFlags.WRITE_INVALIDATE_REGION, wait_for=wait_for)
+        return mapping.unmap()
+
+
+@pytest.mark.parametrize("second", [Raw.handle, Raw.plain, Raw.map])
+@pytest.mark.parametrize("first", [Raw.handle, Raw.plain, Raw.map])
+def test_an_object_that_outlives_its_handles_stays_the_same_object(
+    context: cl.Context, bench: Bench, first: Callable[..., cl.Event], second: Callable[..., cl.Event]
+) -> None:
+    raw = Raw(cl.Buffer(context, cl.mem_flags.READ_WRITE, 4096), bench)
+    with cml.check_hazards("record") as checker:
+        event = first(raw, bench.queue)
+        second(raw, bench.queue2, event)
+        assert checker.findings == ()
+        second(raw, bench.queue)
+        assert [finding.hazard for finding in checker.findings] == ["write_after_write"]
+
+
+@pytest.mark.parametrize("end", [MemHandle.release, MemHandle.detach])
+def test_a_name_kept_past_the_end_of_its_handle_is_the_same_object(
+    context: cl.Context, bench: Bench, end: Callable[[MemHandle], object]
+) -> None:
+    handle = MemHandle.create_buffer(context, 4096, label="gone")
+    mem = handle.mem
+    with cml.check_hazards("record") as checker:
+        cml.enqueue_fill(bench.queue, handle, ONE)
+        end(handle)
+        cml.enqueue_fill(bench.queue2, mem, ONE)
+    (finding,) = checker.findings
+    assert (finding.label, finding.site) == ("gone", handle.site)
+
+
+def test_a_sub_buffer_that_outlives_its_root_is_still_a_part_of_it(context: cl.Context, bench: Bench) -> None:
+    root = MemHandle.create_buffer(context, 4096)
+    part, mem = root.sub_buffer(0, 2048), root.mem
+    with cml.check_hazards("record") as checker:
+        cml.enqueue_fill(bench.queue, root, ONE)
+        root.release()
+        part.release()
+        cml.enqueue_fill(bench.queue2, mem, ONE)
+    assert [finding.hazard for finding in checker.findings] == ["write_after_write"]
+
+
+def test_what_is_kept_of_released_objects_is_bounded(context: cl.Context, bench: Bench) -> None:
+    with cml.check_hazards() as checker:
+        for _ in range(400):
+            with MemHandle.create_buffer(context, 64) as one:
+                cml.enqueue_fill(bench.queue, one, ONE).wait()
+            del one
+            _inflight.sweep()
+        assert len(checker._checker._objects.uses) <= 2 * _foreign._SLACK
+        assert len(_foreign._kept) <= 2 * _foreign._SLACK
+
+
+def test_nothing_is_asked_of_the_driver_while_nobody_listens(
+    context: cl.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(_foreign._kept)
+    with MemHandle.create_buffer(context, 64) as one, MemHandle.retain(one.mem):
+        pass
+    assert _foreign._kept == before
 
 
 def test_c49_a_block_that_a_pool_hands_out_twice_is_one_memory(

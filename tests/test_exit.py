@@ -398,6 +398,35 @@ print(code, len(gone))
 
 
 @needs_fork
+def test_a_forked_child_is_not_checked_and_nothing_of_the_checker_reaches_the_driver_there(python):
+    done, _ = python(
+        FORK,
+        """
+from clmemlife import _journal, _opencl
+free, locked = threading.Event(), threading.Event()
+def inside(lock):
+    with lock:
+        locked.set()
+        free.wait()
+def work():
+    _opencl.set_destructor_callback = None
+    handle.release()
+    assert not _journal.listeners
+    queue.flush()
+with cml.check_hazards() as checker:
+    cml.enqueue_fill(queue, handle, np.int32(1))
+    thread = threading.Thread(target=inside, args=(checker._checker._lock,))
+    thread.start()
+    locked.wait()  # by a thread that is not in the child
+    print(in_child(work))
+    free.set()
+    thread.join()
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@needs_fork
 def test_a_fork_while_other_threads_use_the_library_leaves_the_child_able_to_go_on(python):
     done, _ = python(
         FORK,

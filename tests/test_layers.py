@@ -16,7 +16,7 @@ PACKAGE = Path(clmemlife.__file__).parent
 
 LAYERS: list[tuple[str, ...]] = [
     ("exceptions", "_site", "flags", "_journal", "_limits"),
-    ("_opencl",),
+    ("_opencl", "_entries"),
     ("_runner", "_inflight", "_ledger"),
     ("_notices", "_waitlist"),
     ("_callbacks",),

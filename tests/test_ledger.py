@@ -25,6 +25,7 @@ def fresh(monkeypatch, request):
         monkeypatch.setattr(_ledger, name, {})
     monkeypatch.setattr(_ledger, "_removed", type(_ledger._removed)())
     monkeypatch.setattr(_ledger, "counters", _ledger._Counters())
+    monkeypatch.setattr(_ledger, "keeper", None)  # it would ask the driver
 
 
 def make_entry(root: Root, int_ptr: int | None = None, size: int | None = None, offset: int = 0) -> Entry:
@@ -258,6 +259,84 @@ def test_listeners_are_told_when_an_object_has_no_user_left(monkeypatch):
     assert told == []
     _ledger.remove(second)
     assert told == [_journal.Released(root.number)]
+
+
+class Keeper:
+    """Keeps what it is given as alive."""
+
+    def __init__(self):
+        self.roots = {}
+
+    def keep(self, root, *, alive):
+        if alive:
+            self.roots[root.int_ptr] = root
+        return self.roots.get(root.int_ptr) is root
+
+    def find(self, int_ptr):
+        return self.roots.get(int_ptr)
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    monkeypatch.setattr(_ledger, "keeper", Keeper())
+    return _ledger.keeper
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What listeners hear."""
+    records = []
+    monkeypatch.setattr(_journal, "listeners", (object(),))
+    monkeypatch.setattr(_journal, "host", records.append)
+    return records
+
+
+def test_an_object_that_may_outlive_its_last_user_is_kept_and_comes_back_as_itself(keeper, told):
+    entry = make_entry(new_root())
+    _ledger.add(entry)
+    _ledger.remove(entry)
+    assert told == []
+    assert new_root() is entry.root
+    again = make_entry(new_root())
+    _ledger.add(again)
+    _ledger.remove(again)
+    assert (told, again.root.users) == ([], 0)
+
+
+def test_nothing_is_kept_while_nobody_listens(keeper):
+    entry = make_entry(new_root())
+    _ledger.add(entry)
+    _ledger.remove(entry)
+    assert keeper.roots == {}
+    assert new_root() is not entry.root
+
+
+def test_what_is_struck_out_later_is_kept_while_its_reference_is_still_there(keeper, told):
+    entry = make_entry(new_root())
+    _ledger.add(entry)
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with _ledger._lock:
+            held.set()
+            free.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(10)
+    _ledger.remove(entry)
+    assert keeper.roots == {0x1000: entry.root}
+    free.set()
+    holder.join(10)
+    assert new_root() is entry.root
+    assert told == []
+
+
+def test_what_cannot_be_kept_is_told_as_gone(told):
+    entry = make_entry(new_root())
+    _ledger.add(entry)
+    _ledger.remove(entry)
+    assert told == [_journal.Released(entry.root.number)]
 
 
 def test_sums_are_right_after_many_threads_added_and_removed():

@@ -324,6 +324,42 @@ def test_arrays_files_and_functions_are_cut_and_filled(tmp_path, queues, mix, si
             assert np.array_equal(np.concatenate([np.empty(0, np.uint8), *found]), mixed(data))
 
 
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    elements=st.integers(0, 5000),
+    dtype=st.sampled_from(["u1", "<i2", "<f4", "<c16"]),
+    room=st.integers(16, 4000),
+    depth=st.integers(1, 5),
+    offset=st.integers(0, 100),
+    source=st.sampled_from(["array", "memory map", "file", "raw file"]),
+)
+def test_whatever_is_cut_is_numpy_s(tmp_path_factory, queues, mix, elements, dtype, room, depth, offset, source):
+    data = noise(elements * np.dtype(dtype).itemsize, offset).view(dtype)
+    path = tmp_path_factory.mktemp("cut") / "data"
+    path.write_bytes(bytes(offset) + data.tobytes())
+    with path.open("rb", buffering=0 if source == "raw file" else -1) as file, cml.check_hazards():
+        file.seek(offset)
+        given_ = {"array": data, "file": file, "raw file": file}.get(source)
+        if given_ is None:
+            given_ = np.memmap(path, dtype, "r", offset) if elements else data
+        found = [
+            one.reshape(-1).view(np.uint8).copy()
+            for one in cml.stream_chunks(given_, mix, queues=queues[:3], depth=depth, chunk_bytes=room)
+        ]
+    assert all(one.nbytes <= room for one in found)
+    assert np.array_equal(np.concatenate([np.empty(0, np.uint8), *found]), mixed(data))
+    assert cml.live() == ()
+
+
+def test_a_progress_bar_goes_around_it_as_around_any_iterable(queues, mix):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    shown = io.StringIO()
+    chunks = [noise(100, number) for number in range(5)]
+    found = list(tqdm(cml.stream_chunks(tqdm(chunks, file=shown), mix, queues=queues[:3]), file=shown, total=5))
+    assert all(np.array_equal(one, mixed(chunk)) for one, chunk in zip(found, chunks, strict=True))
+    assert shown.getvalue().count("5/5") >= 2
+
+
 def test_a_function_that_returns_nothing_has_filled_everything(queues, mix):
     def fill(memory):
         memory[:] = 5
@@ -361,6 +397,56 @@ def test_memory_is_that_of_the_chunks_in_flight_however_long_the_stream(context,
     assert len(pinned) == 300
     assert tracked.peak_bytes == 2 * depth * lanes * size
     assert max(pinned) <= (2 * depth * lanes + 2) * size
+
+
+def test_a_stream_of_20_gib_needs_the_memory_of_the_chunks_in_flight(context, queues, kernels):
+    size, count, depth = 16 << 20, 1280, 3
+    cml.staging(context).trim()
+
+    def launch(slot, wait_for):
+        return cml.enqueue_kernel(
+            slot.queue, kernels["total"], (1,), None, In(slot.input, 0, 4), np.uint32(4), Out(slot.output, 0, 8),
+            wait_for=wait_for,
+        )  # fmt: skip
+
+    def fill(memory):
+        memory[:4] = 1, 2, 3, 4
+
+    done, pinned = 0, 0
+    with cml.track("record") as tracked:
+        for result in cml.stream_chunks(
+            itertools.repeat(fill, count), launch, queues=queues[:3], depth=depth, chunk_bytes=size, output_bytes=8
+        ):
+            assert result.view(np.uint32).tolist() == [10, 4]
+            pinned = max(pinned, cml.statistics().staging_bytes)
+            done += size
+    assert done == 20 << 30
+    assert tracked.peak_bytes == depth * (size + 8)
+    assert pinned <= depth * size + (depth + 2) * (1 << 16)
+
+
+@pytest.mark.needs_two_devices
+@pytest.mark.parametrize("deal", ["load", "round_robin"])
+def test_chunks_are_dealt_in_turn_or_to_the_device_with_the_least_to_do(context, queues, mix, gate, deal):
+    where = {}
+
+    def producer():
+        for number in range(5):
+            if number == 4:  # the second device has nothing to do, the first has chunk 2
+                for queue in queues[3:]:
+                    queue.finish()
+            yield noise(100, number)
+
+    def launch(slot, wait_for):
+        where[slot.index] = slot.queue.device
+        return mix(slot, [wait_for, gate] if slot.index == 2 else wait_for)
+
+    stream = cml.stream_chunks(producer(), launch, queues=queues, depth=2, deal=deal)
+    found = [next(stream), next(stream)]
+    assert where[4] == queues[0 if deal == "round_robin" else 3].device
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    for number, one in enumerate([*found, *stream]):
+        assert np.array_equal(one, mixed(noise(100, number)))
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -1,61 +1,99 @@
-"""Memory objects that no handle of ours is on, while a reader listens: each keeps its number as long as it lives."""
+"""Memory objects that no handle of ours is on, while a reader listens: each keeps its number as long as it lives.
+
+Raw objects that our commands use, and objects that outlive the last of our handles and maps. An address is used again,
+so the driver is asked to say when the object is destroyed. Where it does not, each command takes the object for another
+one, as it does while nobody listens.
+"""
 
 from __future__ import annotations
 
 import threading
 
 from . import _callbacks, _journal, _ledger
+from ._ledger import Root
 from .exceptions import CallError
 
 _SLACK = 64
-_roots: dict[int, tuple[_ledger.Root, _callbacks.Watch]] = {}
+_kept: dict[int, tuple[Root, _callbacks.Watch]] = {}  # by address; changed by single steps, also by finalizers
 _limit = _SLACK
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
-def known(root: _ledger.Root) -> _ledger.Root:
-    """Return the root that the object of a fresh `root` was given before, if it still is that object.
-
-    An address is used again, so the driver is asked to say when the object is destroyed. Where it does not, each
-    command takes the object for another one, as it does while nobody listens.
-    """
-    if root.users:
+def known(root: Root) -> Root:
+    """Return the root under which the object of `root` is known from here on; the object is alive."""
+    if root.users or keep(root, alive=False):
         return root
+    with _lock:  # another thread may come with a root of its own
+        other = find(root.int_ptr)
+        if other is None:
+            keep(root, alive=True)
+    return root if other is None else other
+
+
+def find(int_ptr: int) -> Root | None:
+    """Return the root of the living object at `int_ptr`, if it was kept."""
+    if int_ptr not in _kept:
+        return None
     _callbacks.poll(0.1)  # what the reader has in hand must be known here
-    with _lock:
-        entry = _roots.get(root.int_ptr)
-        if entry is not None and not entry[1].dead:
-            return entry[0]
-        try:
-            watch = _callbacks.watch(root.int_ptr, _callbacks.ObjectInfo(root.label, root.size, root.site))
-        except (CallError, OSError):
-            return root
-        ended = [] if entry is None else [entry[0]]
-        _roots[root.int_ptr] = root, watch
-        if len(_roots) > _limit:
-            ended += _tidy()
-    for one in ended:
-        if not one.users:
-            _journal.host(_journal.Released(one.number))
-    return root
+    one = _kept.get(int_ptr)
+    return None if one is None or one[1].dead else one[0]
+
+
+def keep(root: Root, *, alive: bool) -> bool:
+    """Keep a root until its object, which is certainly `alive`, is destroyed; return whether it is kept.
+
+    Never waits, any thread, also from a finalizer.
+    """
+    before = _kept.get(root.int_ptr)
+    if before is not None and before[0] is root:
+        return True
+    if not alive:
+        return False
+    try:
+        watch = _callbacks.watch(root.int_ptr, _callbacks.ObjectInfo(root.label, root.size, root.site))
+    except (CallError, OSError):
+        return False
+    _kept[root.int_ptr] = root, watch
+    if before is not None:
+        _gone(before[0])
+    if len(_kept) > _limit:
+        _tidy()
+    return True
 
 
 def watched() -> int:
     """Return how many objects are watched for that."""
-    with _lock:
-        return sum(not watch.dead for _, watch in _roots.values())
+    return sum(not watch.dead for _, watch in list(_kept.values()))
 
 
-def _tidy() -> list[_ledger.Root]:
+def _tidy() -> None:
     global _limit
-    dead = [int_ptr for int_ptr, (_, watch) in _roots.items() if watch.dead]
-    ended = [_roots.pop(int_ptr)[0] for int_ptr in dead]
-    _limit = 2 * len(_roots) + _SLACK
-    return ended
+    for int_ptr, one in list(_kept.items()):
+        if one[1].dead:
+            popped = _kept.pop(int_ptr, one)
+            if popped is one:
+                _gone(one[0])
+            else:  # the address is used again just now
+                _kept.setdefault(int_ptr, popped)
+    _limit = 2 * len(_kept) + _SLACK
+
+
+def _gone(root: Root) -> None:
+    if not root.users:
+        _journal.host(_journal.Released(root.number))
+
+
+class _Keeper:
+    """What the ledger, which is below the driver, needs of this module."""
+
+    keep, find = staticmethod(keep), staticmethod(find)
+
+
+_ledger.keeper = _Keeper()
 
 
 def after_fork_in_child() -> None:
     """Forget what is the parent's."""
     global _lock
-    _lock = threading.Lock()
-    _roots.clear()
+    _lock = threading.RLock()
+    _kept.clear()

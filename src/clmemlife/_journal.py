@@ -115,7 +115,10 @@ class UserEventSet:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The last handle of root memory object number `obj` is gone: no new command of ours can use it."""
+    """Root memory object number `obj` is gone, or nobody knows it any more: no later command is about this number.
+
+    May come late, and from a finalizer.
+    """
 
     obj: int
 
@@ -153,6 +156,12 @@ def unsubscribe(listener: Listener) -> None:
     global listeners
     with _lock:
         listeners = tuple(each for each in listeners if each is not listener)
+
+
+def after_fork_in_child() -> None:
+    """Forget who listens: the parent's readers may be locked by threads that are not in the child."""
+    global _lock, listeners
+    _lock, listeners = threading.RLock(), ()
 
 
 def before(command: Command) -> None:

@@ -1,7 +1,8 @@
 """Who is alive: one entry for each handle, one `Root` for each memory object behind them, and the maps on it.
 
 Fed directly by handles and mappings, always, and cheaply. Pure: no PyOpenCL here. Numbers are never used again,
-addresses are: a `Root` stands for an object from the first of our handles or maps on it to the last.
+addresses are: a `Root` stands for an object from the first of our handles or maps on it to the last, and while somebody
+listens, for as long as the object lives (`Keeper`).
 
 Finalizers may run at any allocation, also while this thread changes the tables; so removal never waits: what cannot
 be done at once is queued and done by whoever holds the lock next.
@@ -9,18 +10,18 @@ be done at once is queued and done by whoever holds the lock next.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from . import _journal
-from ._journal import Box
+from ._entries import Entry as Entry
+from ._entries import MapEntry as MapEntry
+from ._entries import Root as Root
+from ._entries import numbers
 
-_numbers = itertools.count(1)
+_numbers = numbers  # readers take one as a moment in time
 _lock = threading.RLock()
 _roots: dict[int, Root] = {}
 _entries: dict[int, Entry] = {}
@@ -28,85 +29,6 @@ _open_maps: dict[int, MapEntry] = {}
 _by_address: dict[int, list[Entry]] = {}
 _removed: deque[Entry | MapEntry] = deque()
 _changing = False  # under the lock: a finalizer that comes in between must not change the tables
-
-
-class Root:
-    """One memory object that is no part of another, shared by all handles, sub-buffers and maps of it.
-
-    Attributes
-    ----------
-    number : int
-        Never used again.
-    int_ptr, size : int
-        Address of the ``cl_mem``; bytes.
-    label, site : str
-        Of the first handle.
-    users : int
-        Handles and maps.
-    maps : tuple of MapEntry
-        What is mapped now; replaced, never changed, so that it is read without the lock.
-    alias : tuple of int or None
-        Number of the root whose host memory it shares, and where in that it begins (bytes).
-    """
-
-    __slots__ = ("alias", "int_ptr", "label", "maps", "number", "site", "size", "users")
-
-    def __init__(self, int_ptr: int, size: int, label: str | None, site: str) -> None:
-        self.number = next(_numbers)
-        self.int_ptr = int_ptr
-        self.size = size
-        self.label = label
-        self.site = site
-        self.users = 0
-        self.maps: tuple[MapEntry, ...] = ()
-        self.alias: tuple[int, int] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class MapEntry:
-    """One open map: the bytes ``[start, stop)`` of the root, or a box of an image, and whether it writes.
-
-    ``owner`` gives the object that closes it (or ``None``); ``pending`` are the events of commands that use the mapped
-    memory as host memory. ``closed`` is set before the entry is struck out,
-    so that whoever reads ``Root.maps`` without the lock can tell.
-    """
-
-    root: Root
-    start: int
-    stop: int
-    box: Box | None
-    pitches: tuple[int, int]
-    writes: bool
-    site: str
-    owner: Callable[[], Any]
-    number: int = field(default_factory=_numbers.__next__)
-    pending: list[Any] = field(default_factory=list)
-    closed: bool = False
-    created: float = field(default_factory=monotonic)
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One live handle. ``int_ptr`` is its own object, which for a sub-buffer is not that of the root.
-
-    ``owner`` gives the handle, or ``None`` once it was collected; ``how`` says how it came by its reference.
-    ``watches`` holds the one registration for the destruction of the object; handles of one object share the list.
-    ``held`` is the address for as long as the handle has its reference: whoever takes it out gives that back.
-    """
-
-    int_ptr: int
-    kind: str
-    size: int
-    how: str
-    label: str | None
-    site: str
-    root: Root
-    offset: int
-    owner: Callable[[], Any]
-    watches: list[Any] = field(default_factory=list)
-    held: int | None = None
-    number: int = field(default_factory=_numbers.__next__)
-    created: float = field(default_factory=monotonic)
 
 
 class _Counters:
@@ -145,6 +67,19 @@ observers: tuple[Observer, ...] = ()
 """Replaced, never changed."""
 
 
+class Keeper(Protocol):
+    """Who knows roots without handles and maps, while somebody listens."""
+
+    def keep(self, root: Root, *, alive: bool) -> bool:
+        """Take a root whose object certainly is `alive`; return whether it is known from here on. Never waits."""
+
+    def find(self, int_ptr: int) -> Root | None:
+        """Return the root of the living object at `int_ptr` if it was kept."""
+
+
+keeper: Keeper | None = None
+
+
 def renew_lock() -> None:
     """Replace the lock, in a forked child: a thread of the parent may have held it."""
     global _changing, _lock
@@ -152,10 +87,12 @@ def renew_lock() -> None:
 
 
 def root_for(int_ptr: int, size: int, label: str | None, site: str) -> Root:
-    """Return the root of the object at `int_ptr`, a new one if none of our handles or maps is on it."""
+    """Return the root of the object at `int_ptr`, which is alive; a new one if it is not known."""
     with _lock:
         _finish_removals()  # the address may be used again already
         root = _roots.get(int_ptr)
+    if root is None and keeper is not None and _journal.listeners:
+        root = keeper.find(int_ptr)
     return Root(int_ptr, size, label, site) if root is None else root
 
 
@@ -193,16 +130,21 @@ def add(entry: Entry) -> None:
 
 
 def remove(entry: Entry | MapEntry) -> None:
-    """Strike a handle or a map out; never waits, any thread, also from a finalizer; a second call does nothing."""
+    """Strike a handle or a map out, whose reference is not given back yet; a second call does nothing.
+
+    Never waits, any thread, also from a finalizer.
+    """
     if type(entry) is MapEntry:
         entry.closed = True
     if _lock.acquire(blocking=False):
         try:
             if not _changing:
-                _strike(entry)
+                _strike(entry, alive=True)
                 return
         finally:
             _lock.release()
+    if _journal.listeners and keeper is not None:
+        keeper.keep(entry.root, alive=True)
     _removed.append(entry)
 
 
@@ -257,13 +199,13 @@ def _use(root: Root) -> None:
     root.users += 1
 
 
-def _drop(root: Root) -> None:
+def _drop(root: Root, alive: bool) -> None:
     root.users -= 1
     if not root.users:
         if _roots.get(root.int_ptr) is root:
             del _roots[root.int_ptr]
         counters.current_bytes -= root.size
-        if _journal.listeners:
+        if _journal.listeners and not (keeper is not None and keeper.keep(root, alive=alive)):
             _journal.host(_journal.Released(root.number))
 
 
@@ -273,10 +215,11 @@ def _finish_removals() -> None:
             entry = _removed.popleft()
         except IndexError:
             return
-        _strike(entry)
+        _strike(entry, alive=False)
 
 
-def _strike(entry: Entry | MapEntry) -> None:
+def _strike(entry: Entry | MapEntry, *, alive: bool) -> None:
+    """Strike out; `alive` says that the object certainly lives."""
     global _changing
     _changing = True
     try:
@@ -284,13 +227,13 @@ def _strike(entry: Entry | MapEntry) -> None:
             if _open_maps.pop(entry.number, None) is not None:
                 maps = entry.root.maps
                 entry.root.maps = () if len(maps) == 1 else tuple([one for one in maps if one is not entry])
-                _drop(entry.root)
+                _drop(entry.root, alive)
         elif type(entry) is Entry and _entries.pop(entry.number, None) is not None:
             counters.current_count -= 1
             same = _by_address[entry.int_ptr]
             same.remove(entry)
             if not same:
                 del _by_address[entry.int_ptr]
-            _drop(entry.root)
+            _drop(entry.root, alive)
     finally:
         _changing = False

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from . import _callbacks, _commands, _foreign, _hostmem, _inflight, _ledger, _staging
+from . import _callbacks, _commands, _foreign, _hostmem, _inflight, _journal, _ledger, _staging
 from ._owning import give_back
 
 EXIT_TIMEOUT_SECONDS = 2.0
@@ -48,6 +48,7 @@ def close() -> None:
 
 def _after_fork_in_child() -> None:
     """Disarm what was inherited: nothing of it may reach the driver from here."""
+    _journal.after_fork_in_child()
     _callbacks.after_fork_in_child()
     _ledger.renew_lock()
     _commands.renew_locks()

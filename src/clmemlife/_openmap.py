@@ -115,9 +115,9 @@ class OpenMap:
             "unmap", queue, self.uses(), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
             self.memory_map, queue, waits, mapping=self.entry.number, check=False,
         )  # fmt: skip
-        self.memory_map = None
         self.ended = f"unmapped at {caller_site()}"
-        _ledger.remove(self.entry)
+        _ledger.remove(self.entry)  # the map holds the object, whose last user this may be
+        self.memory_map = None
         return self.unmap_event
 
     def check(self) -> None:

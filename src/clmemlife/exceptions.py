@@ -117,6 +117,9 @@ class DependencyError(ClMemLifeError):
     def __str__(self) -> str:
         return str(self.args[2]) or f"the event failed: {status_name(self.status)} ({self.status})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self.status, str(self))  # events mean nothing in another process
+
 
 class HostAliasError(ClMemLifeError):
     """Two live memory objects would use overlapping host memory."""

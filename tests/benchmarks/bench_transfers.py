@@ -279,8 +279,13 @@ class Bench:
             out = np.empty(nbytes // 4, np.uint32)
             out[:] = 1
             figures = {}
-            for kind, flags in (("", MemFlags.READ_WRITE), ("pinned ", MemFlags.READ_WRITE | MemFlags.ALLOC_HOST_PTR)):
-                with MemHandle.create_buffer(self.context, nbytes, flags) as field:
+            for kind, flags in (
+                ("", MemFlags.READ_WRITE),
+                ("pinned ", MemFlags.READ_WRITE | MemFlags.ALLOC_HOST_PTR),
+                ("zero-copy ", MemFlags.READ_WRITE | MemFlags.USE_HOST_PTR),
+            ):
+                own = cml.aligned_empty(nbytes, np.uint8, self.context) if flags & MemFlags.USE_HOST_PTR else None
+                with MemHandle.create_buffer(self.context, nbytes, flags, hostbuf=own) as field:
                     cl.enqueue_copy(queue, field.mem, self.data[: nbytes // 4])
                     kernel = lambda field=field: touch(queue, (nbytes // 4,), None, field.mem).wait()  # noqa: E731
 
