@@ -154,7 +154,9 @@ class Streamer:
         context = cl.Context(self.devices)
         loose = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         where = (*[self.devices[0]] * 3, self.devices[-1])  # copies in, kernels, copies out; and the other kernels
-        *self.queues, self.second = (cl.CommandQueue(context, one, one.queue_properties & loose) for one in where)
+        *self.queues, self.second = (
+            cl.CommandQueue(context, one, *[loose] if one.queue_properties & loose else []) for one in where
+        )
         program = cl.Program(context, LITTLE_ENDIAN_KERNELS).build([f"-DBLOCK={BLOCK}ul"])
         self.histogram, self.crc = cl.Kernel(program, "histogram"), cl.Kernel(program, "crc")
         flags = MemFlags.READ_ONLY | MemFlags.COPY_HOST_PTR
@@ -171,7 +173,7 @@ class Streamer:
     def read(self, path: Path, file: BufferedReader, result: Result, memory: np.ndarray) -> int:
         """Fill `memory` with the next chunk of a file; return how many bytes there were."""
         with naming(path):
-            size = file.readinto(memory)
+            size = file.readinto(memory.data)
         self.sent.append((result, size))
         return size
 
@@ -258,7 +260,7 @@ def main() -> int:
     print("crc32               bytes  bits/byte  file")
     for path, result in files.items():
         print(f"{result.crc32:08x}  {result.size:15,}  {entropy(result.counts):9.6f}  {path}")
-    counts = sum(result.counts for result in files.values())
+    counts = np.sum([result.counts for result in files.values()], axis=0)
     often = ", ".join(f"{byte:#04x} {counts[byte] / counts.sum():.1%}" for byte in np.argsort(-counts)[:5])
     print(f"{len(files)} files, {counts.sum():,} bytes, {entropy(counts):.6f} bits/byte; most frequent: {often}")
     rate = f"{total / seconds / 1e6:,.0f} MB/s" if total >= RATED else f"{seconds:.3f} s, too little for a rate,"

@@ -35,6 +35,8 @@ __kernel void smooth(__global const float *x, __global float *y, int rounds) {
 }
 """
 
+Events = dict[tuple[str, int], cl.Event]  # by step and chunk
+
 
 def expected(chunk: np.ndarray, rounds: int) -> np.ndarray:
     def decayed(v: np.ndarray) -> np.ndarray:
@@ -46,7 +48,7 @@ def expected(chunk: np.ndarray, rounds: int) -> np.ndarray:
     return decayed((padded[:-2] + padded[1:-1] + padded[2:]) / np.float32(3))
 
 
-def run(context: cl.Context, chunks: list[np.ndarray], rounds: int, depth: int) -> tuple[list, dict]:
+def run(context: cl.Context, chunks: list[np.ndarray], rounds: int, depth: int) -> tuple[list[np.ndarray], Events]:
     """Send the chunks through; return the results, and the events by step and chunk."""
     first, second = context.devices[0], context.devices[-1]
     profiled = cl.command_queue_properties.PROFILING_ENABLE
@@ -85,7 +87,7 @@ def retire(x: MemHandle, y: MemHandle, read: cl.Event) -> None:
 STEPS = ("fill", "decay", "migrate", "smooth", "read")
 
 
-def timeline(events: dict, width: int = 72) -> str:
+def timeline(events: Events, width: int = 72) -> str:
     """Draw when each command ran: a row for each step, chunks as digits."""
     spans = {key: (event.profile.start, event.profile.end) for key, event in events.items()}
     begin = min(start for start, _ in spans.values())

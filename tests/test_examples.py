@@ -239,7 +239,7 @@ class Failing:
         self.reads += 1
         if self.reads == 6:
             raise OSError(5, "Input/output error")
-        array[:] = 0
+        array[:] = bytes(array.nbytes)
         return array.nbytes
     def read(self, size): return b"x"
     def peek(self, size): return b"x"
