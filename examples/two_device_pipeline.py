@@ -4,7 +4,7 @@
 
 Each chunk has a buffer of its own until it is read. Nothing waits but wait-lists: a migration is enqueued as early as
 its data can be ready, on a queue of its own, and waited for as late as the kernel that needs it (that is a prefetch).
-``python examples/two_device_pipeline.py`` prints when each command ran.
+``python examples/two_device_pipeline.py`` prints when each command ran; ``--timeline`` draws it.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 18, help="of a chunk")
     parser.add_argument("--rounds", type=int, default=200, help="how much the kernels do for each element")
     parser.add_argument("--depth", type=int, default=3, help="chunks under way at once")
+    parser.add_argument("--timeline", metavar="FILE", help="a picture (.svg, .png), or a trace for Perfetto (.json)")
     wanted = parser.parse_args()
     if min(wanted.chunks, wanted.elements, wanted.depth) < 1 or not 0 <= wanted.rounds < 1 << 31:
         parser.error("there is one chunk at least, of one element, one under way; and rounds are 0 or more")
@@ -118,10 +119,12 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: no OpenCL device: {error}\n")
     random = np.random.default_rng(1)
     chunks = [random.random(wanted.elements, np.float32) for _ in range(wanted.chunks)]
-    with cml.check_hazards(), cml.track("raise"):
+    with cml.check_hazards(), cml.track("raise"), cml.record_timeline() as recorded:
         results, events = run(context, chunks, wanted.rounds, wanted.depth)
     for chunk, result in zip(chunks, results, strict=True):
         np.testing.assert_allclose(result, expected(chunk, wanted.rounds), rtol=1e-5)
+    if wanted.timeline:
+        (recorded.save if wanted.timeline.endswith(".json") else recorded.plot)(wanted.timeline)
     print(timeline(events))
     print(f"{wanted.chunks} chunks are right, {len(cml.live())} objects alive")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import mmap
 import os
 import subprocess
 import sys
@@ -349,6 +350,47 @@ def test_whatever_is_cut_is_numpy_s(tmp_path_factory, queues, mix, elements, dty
     assert all(one.nbytes <= room for one in found)
     assert np.array_equal(np.concatenate([np.empty(0, np.uint8), *found]), mixed(data))
     assert cml.live() == ()
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.one_of(st.just(0), st.integers(1, 3500)), max_size=5), depth=st.integers(1, 3), room=st.just(1000)
+)
+def test_files_and_arrays_may_be_mixed(queues, mix, sizes, depth, room):
+    parts = [noise(size, number) for number, size in enumerate(sizes)]
+    chunks = [part[:room] if number % 3 == 2 else io.BytesIO(part.tobytes()) for number, part in enumerate(parts)]
+    parts = [part[:room] if number % 3 == 2 else part for number, part in enumerate(parts)]
+    with cml.check_hazards():
+        found = [one.copy() for one in cml.stream_chunks(chunks, mix, queues=queues[:3], depth=depth, chunk_bytes=room)]
+    nothing = np.empty(0, np.uint8)
+    assert np.array_equal(np.concatenate([nothing, *found]), mixed(np.concatenate([nothing, *parts])))
+
+
+def test_a_thousand_empty_files_are_nothing(queues, mix):
+    files = [io.BytesIO() for _ in range(2000)]
+    (found,) = cml.stream_chunks([*files, io.BytesIO(b"\1"), *files], mix, queues=queues[:3], chunk_bytes=10)
+    assert found.tolist() == [4]
+
+
+def test_a_memory_map_is_cut_as_an_array_is(tmp_path, queues, mix):
+    path = tmp_path / "data"
+    path.write_bytes(noise(2500).tobytes())
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        found = [one.copy() for one in cml.stream_chunks(memory, mix, queues=queues[:3], chunk_bytes=1000)]
+        assert [one.size for one in found] == [1000, 1000, 500]
+        assert np.array_equal(np.concatenate(found), mixed(noise(2500)))
+
+
+def test_a_file_that_has_nothing_yet_is_an_error_and_no_chunk(queues, mix):
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with open(reader, "rb", buffering=0) as file, open(writer, "wb", buffering=0) as source:
+        source.write(b"\1")
+        stream = cml.stream_chunks(file, mix, queues=queues[:3], chunk_bytes=10)
+        assert next(stream).tolist() == [4]
+        with pytest.raises(BlockingIOError):
+            next(stream)
+    assert stream.failed == (1, "producer")
 
 
 def test_a_progress_bar_goes_around_it_as_around_any_iterable(queues, mix):
@@ -727,6 +769,17 @@ def test_the_example_of_two_devices_is_right_and_leaves_nothing(options):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].endswith("chunks are right, 0 objects alive")
     assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["fill", "decay", "migrate", "smooth", "read"]
+
+
+@pytest.mark.parametrize("name", ["picture.svg", "trace.json"])
+def test_the_example_of_two_devices_draws_its_timeline(tmp_path, name):
+    if name.endswith("svg"):
+        pytest.importorskip("matplotlib")
+    done = two_device_pipeline("--chunks", "3", "--timeline", str(tmp_path / name), MPLCONFIGDIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = (tmp_path / name).read_text(encoding="utf-8")
+    assert drawn.count("decay") >= 3 or name.endswith("svg")
+    assert ("traceEvents" if name.endswith("json") else "<svg") in drawn
 
 
 @pytest.mark.parametrize("option", ["--chunks", "--elements", "--depth", "--rounds"])

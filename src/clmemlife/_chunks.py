@@ -15,7 +15,7 @@ import pyopencl as cl
 from . import _opencl, _waitlist
 from ._handle import MemHandle
 from ._migration import Migration
-from ._pieces import as_array, fill
+from ._pieces import FilePart, as_array, fill
 from ._slots import Flight, Lane, Launch, Slot
 from ._staging import Staging, staging, transfer
 from ._submit import target
@@ -113,25 +113,27 @@ class Run:
 
     def _begin(self, number: int) -> bool:
         """Take the next chunk and enqueue its commands; return whether there was one."""
-        try:
-            chunk = next(self._source)
-        except StopIteration:
-            return False
-        fills = callable(chunk)
-        array = None if fills else as_array(chunk)
-        if self._pool is None:
-            self._step = "memory"
-            self._allocate(None if array is None else array.nbytes)
-            self._step = "producer"
-        if array is not None and not array.nbytes:
-            self._flying.append(Flight(array.shape, self.output_dtype or array.dtype))
-            return True
-        lane, slot = self._place(number)
-        if slot is None:
-            return False  # a chunk that was here before has failed, which is told in its turn
-        nbytes = fill(slot._block, array, chunk, self.chunk_bytes)
-        if not nbytes:
-            return False
+        nbytes, place = 0, None
+        while not nbytes:
+            try:
+                chunk = next(self._source)
+            except StopIteration:
+                return False
+            array = None if callable(chunk) else as_array(chunk)
+            if self._pool is None:
+                self._step = "memory"
+                self._allocate(None if array is None else array.nbytes)
+                self._step = "producer"
+            if array is not None and not array.nbytes:
+                self._flying.append(Flight(array.shape, self.output_dtype or array.dtype))
+                return True
+            place = place or self._place(number)
+            if place is None:
+                return False  # a chunk that was there before has failed, which is told in its turn
+            lane, slot = place
+            nbytes = fill(slot._block, array, chunk, self.chunk_bytes)
+            if not nbytes and not isinstance(chunk, FilePart):
+                return False
         slot.index, slot.input_bytes = number, nbytes
         slot.shape, slot.dtype = ((nbytes,), np.dtype(np.uint8)) if array is None else (array.shape, array.dtype)
         self._enqueue(lane, slot)
@@ -206,8 +208,8 @@ class Run:
         self._pool._give_back(block, flight.steps["copy out"])
         return result
 
-    def _place(self, number: int) -> tuple[Lane, Slot | None]:
-        """Return device and slot for a chunk; no slot where the chunk that was in it has failed."""
+    def _place(self, number: int) -> tuple[Lane, Slot] | None:
+        """Return device and slot for a chunk; ``None`` where the chunk that was in it has failed."""
         if not self.by_load:
             turn, which = divmod(number, len(self.lanes))
             slots = self.lanes[which].slots
@@ -219,7 +221,7 @@ class Run:
         lane.slots.remove(slot)
         lane.slots.append(slot)
         events = _waitlist.wait_list(slot._copied_in, slot._launched, slot._copied_out)
-        return lane, None if any(one.command_execution_status < 0 for one in events) else slot
+        return None if any(one.command_execution_status < 0 for one in events) else (lane, slot)
 
     def _allocate(self, first_bytes: int | None) -> None:
         """Make the slots' memory, which `results` gives back."""

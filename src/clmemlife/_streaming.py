@@ -28,11 +28,11 @@ def stream_chunks(
 
     Parameters
     ----------
-    chunks : iterable of arrays, array, binary file, or iterable of functions
-        Arrays (also of a memory map) are copied into pinned memory. A single array, or an open binary file, is cut
-        into pieces of `chunk_bytes`. A function ``fill(memory)`` writes a chunk straight into pinned memory (an array
-        of `chunk_bytes` bytes, valid during the call) and returns how many bytes it wrote (``None``: all; 0 ends the
-        stream), as ``file.readinto`` does.
+    chunks : iterable of arrays, binary files or functions; array; memory map; binary file
+        Arrays are copied into pinned memory. A single array or memory map (`numpy.memmap`, `mmap.mmap`) is cut into
+        pieces of `chunk_bytes`, and so is each open binary file, from where it is to its end: it is read straight into
+        pinned memory. A function ``fill(memory)`` writes a chunk into that itself (an array of `chunk_bytes` bytes,
+        valid during the call) and returns how many bytes it wrote (``None``: all; 0 ends the stream).
     launch : callable
         ``launch(slot, wait_for)`` enqueues what is to be done with a `Slot`, after `wait_for`, and returns its event
         (or several).

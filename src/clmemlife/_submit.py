@@ -98,9 +98,9 @@ class _End:
     def __init__(self, key: cl.CommandQueue) -> None:
         self._key = key
 
-    def __del__(self) -> None:
-        if _journal.listeners:
-            _journal.host(_journal.Flushed(self._key))
+    def __del__(self, journal: Any = _journal) -> None:  # the name is gone when the interpreter takes modules apart
+        if journal.listeners:
+            journal.host(journal.Flushed(self._key))
 
 
 def plain_event(event: cl.Event) -> cl.Event:
