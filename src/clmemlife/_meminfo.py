@@ -77,7 +77,7 @@ class MemInfo:
 def query(mem: Any) -> MemInfo:
     """Ask the driver; `mem` is a wrapper whose own reference is not counted."""
     what = cl.mem_info
-    associated = _whole(mem)
+    associated = whole_of(mem)
     try:
         svm: bool | None = bool(mem.get_info(what.USES_SVM_POINTER))
     except cl.Error:
@@ -122,7 +122,7 @@ def measure(mem: Any, label: str | None, site: str) -> Facts:
     return Facts(mem.type, kind, mem.size, MemFlags(mem.flags), context, root, offset, misaligned)
 
 
-def _whole(mem: Any) -> Any:
+def whole_of(mem: Any) -> Any:
     """Return what `mem` is a part of, or ``None``."""
     try:
         whole = mem.get_info(ASSOCIATED)
@@ -135,7 +135,7 @@ def locate(mem: Any, label: str | None = None, site: str = "outside this library
     """Return the root of a PyOpenCL object and its offset there in bytes."""
     offset, whole = 0, mem
     while True:
-        parent = _whole(whole)
+        parent = whole_of(whole)
         if parent is None:
             return _ledger.root_for(whole.int_ptr, whole.size, label, site), offset
         if whole.type == cl.mem_object_type.BUFFER:

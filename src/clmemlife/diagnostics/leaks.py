@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyopencl as cl
-
 from .. import _callbacks, _ledger
+from .._meminfo import whole_of
 from ._records import LiveRecord, records_of, used_by_commands
 
 __all__ = ["LiveRecord", "Report", "Statistics", "live", "report", "statistics"]
@@ -133,7 +132,7 @@ def statistics() -> Statistics:
     _ledger.open_maps()  # removals that were queued are done by whoever comes next
     pending = {}
     for mem in used_by_commands():
-        root = mem.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT) or mem
+        root = whole_of(mem) or mem
         if _ledger.find_root(root.int_ptr) is None:
             pending[root.int_ptr] = root.size
     counters = _ledger.counters

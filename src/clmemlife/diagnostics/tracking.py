@@ -12,6 +12,7 @@ from typing import Literal
 import pyopencl as cl
 
 from .. import _callbacks, _inflight, _ledger
+from .._meminfo import whole_of
 from .._site import warn_at
 from ..exceptions import LeakError, LeakWarning
 from ._records import LiveRecord, records_of
@@ -213,7 +214,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         for _, used, _ in _inflight.entries():
             for mem in used if isinstance(used, (list, tuple)) else (used,):
                 if isinstance(mem, cl.MemoryObjectHolder):
-                    root = mem.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT) or mem
+                    root = whole_of(mem) or mem
                     found |= {mem.int_ptr, root.int_ptr}
         return found
 
