@@ -186,6 +186,41 @@ def test_a_failing_kernel_is_told_apart_from_a_failing_copy(context, queues, mix
         next(stream)
 
 
+@pytest.mark.parametrize("where", ["producer", "fill", "launch", "after the launch", "consumer"])
+def test_an_interrupt_ends_the_stream_and_leaves_nothing(queues, mix, where):
+    def fill(memory):
+        if where == "fill" and len(seen) == 4:
+            raise KeyboardInterrupt
+        memory[:] = 1
+
+    def producer():
+        for number in range(9):
+            seen.append(number)
+            if where == "producer" and number == 4:
+                raise KeyboardInterrupt
+            yield fill
+
+    def launch(slot, wait_for):
+        if where == "launch" and slot.index == 4:
+            raise KeyboardInterrupt
+        done = mix(slot, wait_for)
+        if where == "after the launch" and slot.index == 4:
+            raise KeyboardInterrupt
+        return done
+
+    seen: list[int] = []
+    result = None
+    stream = cml.stream_chunks(producer(), launch, queues=queues[:3], chunk_bytes=100)
+    with pytest.raises(KeyboardInterrupt):
+        for number, result in enumerate(stream):
+            assert result.tolist() == [4] * 100
+            if where == "consumer" and number == 4:
+                raise KeyboardInterrupt
+    del result, stream
+    gc.collect()
+    assert cml.live() == ()
+
+
 @pytest.mark.parametrize("step", ["copy in", "launch"])
 @pytest.mark.parametrize("deal", ["round_robin", "load"])
 def test_what_has_failed_when_the_next_step_is_enqueued_is_told_by_its_own_name(
