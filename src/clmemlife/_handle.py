@@ -14,7 +14,6 @@ from ._meminfo import (
     address_of,
     allocate,
     buffer_size,
-    check_context,
     check_flags,
     check_narrowing,
     whole_number,
@@ -100,10 +99,9 @@ class MemHandle(Reference):
         if isinstance(size, MemFlags):
             raise TypeError("size (bytes) comes before flags: create_buffer(context, size, flags)")
         flags = check_flags(flags)
-        check_context(context)
+        limits = _limits.context_limits(context)
         site = caller_site()
         host = _hostmem.open_hostbuf(hostbuf, flags)
-        limits = _limits.context_limits(context)
         size = buffer_size(size, None if host is None else host.nbytes, limits)
         if host is not None and flags & MemFlags.USE_HOST_PTR:
             host.claim(context, size, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
@@ -166,7 +164,7 @@ class MemHandle(Reference):
         OpenCL specification: ``clCreateImage``. Does not block.
         """
         flags = check_flags(flags)
-        check_context(context)
+        limits = _limits.context_limits(context)
         site = caller_site()
         shape = whole_numbers(shape, "shape")
         check_image(context, shape, format, flags, is_array=is_array, over_buffer=buffer is not None)
@@ -183,7 +181,7 @@ class MemHandle(Reference):
             host.claim(context, needed, label, site, allow_alias=allow_alias, require_zero_copy=require_zero_copy)
         arguments = (context, flags.value, format, shape, padded, None if host is None else host.view, is_array, over)
         try:
-            mem = allocate(_opencl.create_image, arguments, 0, _limits.context_limits(context))
+            mem = allocate(_opencl.create_image, arguments, 0, limits)
             return cls._take(mem, "create_image", label, site, None, host)
         except BaseException:
             _hostmem.give_up(host)

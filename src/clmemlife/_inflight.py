@@ -33,6 +33,8 @@ def hold(event: cl.Event, used: object, waits: Sequence[cl.Event] | None) -> Non
 
 def sweep(limit: int | None = None) -> None:
     """Let go of what is complete, looking at `limit` entries (``None``: all)."""
+    if not _table:
+        return
     for _ in range(len(_table) if limit is None else min(limit, len(_table))):
         try:
             entry = _table.popleft()

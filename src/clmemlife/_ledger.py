@@ -136,7 +136,7 @@ def remove(entry: Entry | MapEntry) -> None:
     """
     if type(entry) is MapEntry:
         entry.closed = True
-    if _lock.acquire(blocking=False):
+    if _lock.acquire(False):
         try:
             if not _changing:
                 _strike(entry, alive=True)

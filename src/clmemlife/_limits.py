@@ -34,8 +34,10 @@ _limits: WeakKeyDictionary[cl.Context, ContextLimits] = WeakKeyDictionary()
 
 
 def context_limits(context: cl.Context) -> ContextLimits:
-    """Return the limits of `context`."""
+    """Return the limits of `context`; raise ``TypeError`` for what is none."""
     limits: ContextLimits | None = getattr(context, "_clmemlife_limits", None)
+    if limits is None and not isinstance(context, cl.Context):
+        raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
     if limits is None:  # another Python object for the same context may have them
         limits = _limits.get(context)
         if limits is None:

@@ -143,26 +143,22 @@ def locate(mem: Any, label: str | None = None, site: str = "outside this library
         whole = parent
 
 
+_sound: set[int] = set()
+
+
 def check_flags(flags: MemFlags) -> MemFlags:
     """Return `flags` if a new memory object can have them."""
-    return _checked(flags) if type(flags) is MemFlags else require(flags, MemFlags)
-
-
-@functools.cache
-def _checked(flags: MemFlags) -> MemFlags:
+    if type(flags) is MemFlags and flags._value_ in _sound:  # the hash of a flag costs more than all the rest
+        return flags
+    require(flags, MemFlags)
     for group in (ACCESS_FLAGS, HOST_ACCESS_FLAGS):
         chosen = flags & group
         if chosen.value & (chosen.value - 1):
             raise ValueError(f"{chosen} contradict each other: give one")
     if flags & MemFlags.USE_HOST_PTR and flags & (MemFlags.ALLOC_HOST_PTR | MemFlags.COPY_HOST_PTR):
         raise ValueError(f"{flags & HOST_PTR_FLAGS}: USE_HOST_PTR excludes the other two")
+    _sound.add(flags.value)
     return flags
-
-
-def check_context(context: object) -> None:
-    """Raise ``TypeError`` for what is no context."""
-    if not isinstance(context, cl.Context):
-        raise TypeError(f"context must be a pyopencl.Context, not {type(context).__name__}")
 
 
 def whole_number(value: object, name: str) -> int:
@@ -195,27 +191,43 @@ idle_memory: list[Callable[[cl.Context], object]] = []
 """What lets go of memory that modules above this one keep for later."""
 
 
-def with_room(call: Callable[..., T], *arguments: Any, context: cl.Context | None = None) -> T:
-    """Call; when memory is short let go of what nobody needs, idle memory of `context` included, and call once more."""
-    try:
-        return call(*arguments)
-    except cl.Error as error:
-        if error.code not in _OUT_OF_MEMORY:
-            raise
+def is_out_of_memory(error: cl.Error) -> bool:
+    """Say whether `make_room` could help."""
+    return error.code in _OUT_OF_MEMORY
+
+
+def make_room(context: cl.Context | None = None) -> None:
+    """Let go of what nobody needs: garbage, what completed commands used, idle memory in `context`."""
     gc.collect()
     _inflight.sweep()
     for let_go in idle_memory if context is not None else ():
         with suppress(cl.Error):
             let_go(context)
-    return call(*arguments)
+
+
+def with_room(call: Callable[[], T]) -> T:
+    """Call; when memory is short make room and call once more."""
+    try:
+        return call()
+    except cl.Error as error:
+        if not is_out_of_memory(error):
+            raise
+    make_room()
+    return call()
 
 
 def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits.ContextLimits) -> Any:
-    """Create, `with_room`; where memory is still short, say what is alive."""
+    """Create; when memory is short make room, try once more, then say what is alive."""
     try:
-        return with_room(create, *arguments, context=arguments[0])
+        return create(*arguments)
     except cl.Error as error:
-        if error.code not in _OUT_OF_MEMORY:
+        if not is_out_of_memory(error):
+            raise
+    make_room(arguments[0])
+    try:
+        return create(*arguments)
+    except cl.Error as error:
+        if not is_out_of_memory(error):
             raise
         alive = sorted(_ledger.entries(), key=lambda entry: entry.size, reverse=True)
         listed = "; ".join(describe(one.label, one.size, one.site, one.kind) for one in alive[:5])
