@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import count
 from typing import Any
 
+from .._journal import Access
 from ._rows import HOST, OBJECTS, Bar, is_exact, rows
 from ._spans import Snapshot, TimelineCommand, TimelineEvent
 
 Json = dict[str, Any]
+_FIELDS: dict[type, list[str]] = {
+    kind: [one.name for one in fields(kind) if one.name not in ("queue", "accesses")]
+    for kind in (TimelineCommand, TimelineEvent)
+}
 
 
 def trace(snapshot: Snapshot) -> Json:
@@ -70,24 +75,34 @@ def _arrows(snapshot: Snapshot, places: dict[int, tuple[int, int, Bar]]) -> Iter
 
 
 def _slice(bar: Bar, pid: int, tid: int) -> Json:
-    item = bar.item
-    about = {key: value for key, value in asdict(item).items() if value not in (None, "", (), [])}
-    title, cat = bar.title, bar.category
-    if isinstance(item, TimelineCommand):
+    item, title, cat = bar.item, bar.title, bar.category
+    about: Json
+    if cat == "call":
+        about = {"number": item.number, "site": item.site}
+    elif isinstance(item, TimelineEvent):
+        about = _told(item)
+        if item.end is None:
+            about["end"] = "not while it was recorded"
+    else:
+        exact = is_exact(item)
+        about = _told(item)
         about["queue"] = item.queue.number
-        about["accesses"] = [
-            f"{'reads' * one.reads}{' and ' * (one.reads and one.writes)}{'writes' * one.writes} "
-            f"bytes [{one.start}, {one.stop}) of {one.label or f'object {one.obj}'}"
-            for one in item.accesses
-        ]
-        if cat != "call":
-            about["times"] = "of the device" if is_exact(item) else "from the call to the end as seen"
-            title += " (failed)" if item.failed else " (not at its end)" if item.status is None else ""
-            cat += "" if is_exact(item) else ",not profiled"
-    elif isinstance(item, TimelineEvent) and item.end is None:
-        about["end"] = "not while it was recorded"
+        about["accesses"] = [_use(one) for one in item.accesses]
+        about["times"] = "of the device" if exact else "from the call to the end as seen"
+        title += " (failed)" if item.failed else " (not at its end)" if item.status is None else ""
+        cat += "" if exact else ",not profiled"
     made = {"ph": "X", "name": title, "cat": cat, "pid": pid, "tid": tid, "args": about}
     return {**made, "ts": _us(bar.begin), "dur": _us(bar.end - bar.begin)}
+
+
+def _told(item: TimelineCommand | TimelineEvent) -> Json:
+    told = {name: getattr(item, name) for name in _FIELDS[type(item)]}
+    return {name: value for name, value in told.items() if value is not None and value != () and value != ""}
+
+
+def _use(access: Access) -> str:
+    verb = "reads and writes" if access.reads and access.writes else "writes" if access.writes else "reads"
+    return f"{verb} bytes [{access.start}, {access.stop}) of {access.label or f'object {access.obj}'}"
 
 
 def _named(what: str, name: str, pid: int, tid: int) -> list[Json]:
