@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -568,6 +572,24 @@ def test_two_devices_are_two_groups_of_rows(run, tmp_path):
     assert [one.partition(":")[0] for one in groups] == ["host", "device 1", "device 2", "memory objects"]
 
 
+def test_the_example_saves_a_trace_and_the_picture_of_the_documentation(tmp_path):
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs" / "how-to" / "record-a-timeline.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    python (examples/two_device_pipeline\.py .*)$", page, re.MULTILINE)
+    script, *options = command.replace("--rounds 1000", "--rounds 1").split()
+    assert (root / options[-1]).stat().st_size < 200_000
+    suffixes = [".json"] if importlib.util.find_spec("matplotlib") is None else [".json", ".svg"]
+    for suffix in suffixes:
+        options[-1] = str(tmp_path / f"timeline{suffix}")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", str(root / script), *options],
+            capture_output=True, text=True, timeout=100, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+    assert sum(one["ph"] == "s" for one in checked((tmp_path / "timeline.json").read_text(encoding="utf-8"))) == 24
+
+
 # -- the parts alone ---------------------------------------------------------------------------------------------------
 
 
@@ -765,7 +787,7 @@ def test_a_wait_of_another_thread_that_is_not_over_is_shown_as_such():
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"clmemlife\[plot\]"):
         cml.record_timeline().plot()
 
