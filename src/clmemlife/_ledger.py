@@ -57,10 +57,13 @@ def count_staging(nbytes: int) -> None:
 
 
 class Observer(Protocol):
-    """Who wants to know of each new handle, and of what was collected before anybody ended it (in a finalizer)."""
+    """Who wants to know of each new handle, of what was collected before anybody ended it, and of each object whose
+    last handle or map has ended. The latter two come from finalizers too, the last one under the lock.
+    """
 
     def _added(self, entry: Entry) -> None: ...
     def _lost(self, entry: Entry | MapEntry) -> None: ...
+    def _ended(self, root: Root) -> None: ...
 
 
 observers: tuple[Observer, ...] = ()
@@ -205,6 +208,8 @@ def _drop(root: Root, alive: bool) -> None:
         if _roots.get(root.int_ptr) is root:
             del _roots[root.int_ptr]
         counters.current_bytes -= root.size
+        for observer in observers:
+            observer._ended(root)
         if _journal.listeners and not (keeper is not None and keeper.keep(root, alive=alive)):
             _journal.host(_journal.Released(root.number))
 

@@ -79,6 +79,9 @@ class LeakChecker:
     def _lost(self, entry: _ledger.Entry | _ledger.MapEntry) -> None:
         """Leave it to the tracker, which has been listening since the first object."""
 
+    def _ended(self, root: _ledger.Root) -> None:
+        """What ends by itself is no leak."""
+
     # -- for the plugin ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

@@ -72,9 +72,9 @@ class Recording:
 
     def host(self, record: _journal.HostRecord) -> None:
         """Take note of what the host did."""
-        if not isinstance(record, _journal.Flushed):
+        if isinstance(record, (_journal.HostWait, _journal.UserEventSet)):
             thread = threading.current_thread()
-            self._take(self._host, record, self._now(), thread.ident, thread.name, _ledger.counters.current_bytes)
+            self._take(self._host, record, self._now(), thread.ident, thread.name)
 
     def _added(self, entry: _ledger.Entry) -> None:
         """Take note of a new object; what is a part of another one has no life of its own here."""
@@ -82,6 +82,10 @@ class Recording:
 
     def _lost(self, entry: _ledger.Entry | _ledger.MapEntry) -> None:
         """Nothing more: what was collected has ended like anything else."""
+
+    def _ended(self, root: _ledger.Root) -> None:
+        """Put the end of an object in the line; the ledger is locked, so it stays there until the next call."""
+        self._inbox.append((self._dead, (root.number, self._now(), _ledger.counters.current_bytes)))
 
     # -- the scope -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +160,12 @@ class Recording:
         if self._objects.setdefault(number, known) is known:
             self._bytes.append((known.begin or 0, nbytes))
 
+    def _dead(self, number: int, now: int, nbytes: int) -> None:
+        known = self._objects.pop(number, None)
+        if known is not None:
+            self._finish(replace(known, end=now))
+            self._bytes.append((now, nbytes))
+
     def _command(self, command: Command, called: int, returned: int, thread: str) -> None:
         waits = [self._awaited(event, command, called) for event in command.waits]
         queue = self._queue(command.queue, command.out_of_order)
@@ -188,20 +198,15 @@ class Recording:
             self._set(known, event, now, "")
         return None if known is None else known.number
 
-    def _host(self, record: _journal.HostRecord, now: int, ident: int, thread: str, nbytes: int) -> None:
-        if isinstance(record, _journal.Released):
-            known = self._objects.pop(record.obj, None)
-            if known is not None:
-                self._finish(replace(known, end=now))
-                self._bytes.append((now, nbytes))
-        elif isinstance(record, _journal.UserEventSet):
+    def _host(self, record: _journal.HostWait | _journal.UserEventSet, now: int, ident: int, thread: str) -> None:
+        if isinstance(record, _journal.UserEventSet):
             user = self._known.get(record.event)
             if not isinstance(user, User):
                 user = self._known[record.event] = User(next(self._numbers), now)
             self._set(user, record.event, now, thread)
-        elif isinstance(record, _journal.HostWait) and not record.returned:
+        elif not record.returned:
             self._waiting[ident] = now, record, thread
-        elif isinstance(record, _journal.HostWait):
+        else:
             begin, first, _ = self._waiting.pop(ident, (now, record, thread))
             self._finish(self._wait(begin, now, first, thread))
             for event in record.events:

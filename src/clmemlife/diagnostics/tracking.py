@@ -174,6 +174,9 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         if entry.number > self._first:
             self._collected.append(entry)
 
+    def _ended(self, root: _ledger.Root) -> None:
+        """What ends by itself is no leak."""
+
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def _judge(
