@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("_mapping", "_migration"),
     ("_chunks",),
     ("_streaming",),
-    ("diagnostics", "diagnostics._clocks", "diagnostics._why", "diagnostics._spans"),
+    ("diagnostics", "diagnostics._clocks", "diagnostics._why", "diagnostics._spans", "diagnostics._cpython"),
     (
         "diagnostics._uses",
         "diagnostics._order",
@@ -51,7 +51,16 @@ LAYERS: list[tuple[str, ...]] = [
         "diagnostics._picture",
     ),
     ("diagnostics._steps", "diagnostics._hangs", "diagnostics._questions"),
-    ("diagnostics.hazards", "diagnostics.tracking"),
+    ("diagnostics.hazards", "diagnostics.tracking", "diagnostics._faults"),
+    ("diagnostics._places", "diagnostics._leases"),
+    ("diagnostics._wrapped", "diagnostics._svm", "diagnostics._copies"),
+    ("diagnostics._launch", "diagnostics._refused"),
+    ("diagnostics._uses_of", "diagnostics._methods"),
+    ("diagnostics._mapped",),
+    ("diagnostics._watched", "diagnostics._leaked"),
+    ("diagnostics._intercept",),
+    ("diagnostics._map_hooks", "diagnostics._host_side"),
+    ("diagnostics._install",),
     ("diagnostics.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
     ("_lifecycle",),
     ("_discovery", "_plugin_leaks", "_plugin_queues"),
@@ -132,9 +141,11 @@ def test_the_package_itself_imports_nothing_but_the_standard_library_when_it_is_
     assert loaded <= {"__future__", "importlib", "typing"}
 
 
-@pytest.mark.parametrize(("special", "home"), [("ctypes", "_opencl"), ("pytest", "pytest_plugin")])
-def test_what_is_special_stands_in_one_module(special, home):
-    assert {name for name, imports in IMPORTS.items() if special in imports} <= {home}
+@pytest.mark.parametrize(
+    ("special", "homes"), [("ctypes", {"_opencl", "diagnostics._cpython"}), ("pytest", {"pytest_plugin"})]
+)
+def test_what_is_special_stands_in_its_own_module(special, homes):
+    assert {name for name, imports in IMPORTS.items() if special in imports} <= homes
 
 
 def test_ctypes_is_used_at_all():

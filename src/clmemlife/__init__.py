@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .diagnostics.checking import dependencies as dependencies
     from .diagnostics.checking import explain as explain
     from .diagnostics.hazards import Finding as Finding
+    from .diagnostics.interception import Fault as Fault
+    from .diagnostics.interception import sanitize as sanitize
     from .diagnostics.leaks import LiveRecord as LiveRecord
     from .diagnostics.leaks import Report as Report
     from .diagnostics.leaks import Statistics as Statistics
@@ -77,6 +79,7 @@ _MODULES = {
     "_waitlist": ("wait_list",),
     "diagnostics.checking": ("check_hazards", "declare", "dependencies", "explain"),
     "diagnostics.hazards": ("Finding",),
+    "diagnostics.interception": ("Fault", "sanitize"),
     "diagnostics.leaks": ("LiveRecord", "Report", "Statistics", "live", "report", "statistics"),
     "diagnostics.residency": ("Move", "Residency", "ResidencyFinding", "record_residency", "residency"),
     "diagnostics.timeline": ("TimelineCommand", "TimelineEvent", "TimelineQueue", "record_timeline"),

@@ -61,6 +61,13 @@ def keep(root: Root, *, alive: bool) -> bool:
     return True
 
 
+def watch_of(root: Root) -> _callbacks.Watch | None:
+    """Return the registration for the destruction of an object that `known` was asked for."""
+    _callbacks.poll(0.1)
+    entry = _kept.get(root.int_ptr)
+    return entry[1] if entry is not None and entry[0] is root else None
+
+
 def watched() -> int:
     """Return how many objects are watched for that."""
     return sum(not watch.dead for _, watch in list(_kept.values()))

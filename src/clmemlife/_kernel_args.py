@@ -99,7 +99,7 @@ def _from_source(kernel: cl.Kernel, count: int) -> tuple[Parameter, ...] | None:
 @functools.lru_cache(maxsize=256)
 def parameters_from_source(source: str, name: str, count: int, options: str = "") -> tuple[Parameter, ...] | None:
     """Return what the text of the kernel's parameters proves, or ``None`` where it cannot be found."""
-    text = _COMMENTS.sub(" ", re.sub(r"\\\r?\n", "", source))  # in this order, as a compiler does it
+    text = _without_comments(source)
     macros = {_plain(one or other) for one, other in _DEFINES.findall(text + "\n" + options)}
     plain = _plain(text)
     attributes = r"(?:[^;{}()]|\(\([^{};]*?\)\))*?"
@@ -116,6 +116,15 @@ def parameters_from_source(source: str, name: str, count: int, options: str = ""
     if len({tuple([one.mode for one in each]) for each in found}) != 1:
         return None
     return tuple([same[0] if len(set(same)) == 1 else Parameter(same[0].mode) for same in zip(*found, strict=True)])
+
+
+def plain_text(source: str) -> str:
+    """Return a program's text without comments, strings and the underscores of qualifiers."""
+    return _plain(_without_comments(source))
+
+
+def _without_comments(source: str) -> str:
+    return _COMMENTS.sub(" ", re.sub(r"\\\r?\n", "", source))  # in this order, as a compiler does it
 
 
 def _plain(text: str) -> str:

@@ -24,51 +24,79 @@ from .._submit import describe_queue, describe_waits, plain_event
 _INNER = (PACKAGE, os.path.dirname(os.path.abspath(str(cl.__file__))) + os.sep, "<generated: 'pyopencl ")
 _USER = cl.command_type.USER
 _lock = threading.Lock()
-_users = 0
-_originals: dict[tuple[Any, str], Any] = {}
 _RAW = (
     "enqueue_copy", "enqueue_fill_buffer", "enqueue_fill_image", "enqueue_map_buffer", "enqueue_map_image",
     "enqueue_migrate_mem_objects", "enqueue_nd_range_kernel", "enqueue_svm_memfill",
 )  # fmt: skip
 _BLOCKING = {"enqueue_copy": 99, "enqueue_map_buffer": 9, "enqueue_map_image": 10}  # where is_blocking may stand
+Hook = tuple[Any, str, Callable[[Any], Any]]
+
+superseded = False
+"""Whether others publish all commands now, with what they use (`_install`)."""
+
+
+class _Group:
+    """Hooks that are set for the first user and put back when the last one is gone."""
+
+    def __init__(self, hooks: Callable[[], list[Hook]]) -> None:
+        self._hooks = hooks
+        self._users = 0
+        self._originals: dict[tuple[Any, str], Any] = {}
+
+    def install(self) -> None:
+        with _lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            for owner, name, hook in self._hooks():
+                original = getattr(owner, name)
+                self._originals[owner, name] = original
+                hooked = hook(original)
+                setattr(owner, name, hooked if isinstance(original, property) else functools.wraps(original)(hooked))
+
+    def uninstall(self) -> None:
+        with _lock:
+            self._users -= 1
+            if self._users:
+                return
+            for (owner, name), original in self._originals.items():
+                setattr(owner, name, original)
+            self._originals.clear()
+
+
+def _of_host() -> list[Hook]:
+    return [
+        (cl.Event, "wait", _waits_for_itself),
+        (cl.CommandQueue, "finish", _finishes),
+        (cl.CommandQueue, "flush", _flushes),
+        (cl.Event, "command_queue", _gives_queue),
+        (cl.UserEvent, "set_status", _sets),
+        (cl, "wait_for_events", waits_for_all),
+    ]
+
+
+def _of_commands() -> list[Hook]:
+    return [
+        (cl, "enqueue_marker", functools.partial(_enqueues, "marker")),
+        (cl, "enqueue_barrier", functools.partial(_enqueues, "barrier")),
+        *[(cl, name, functools.partial(_raw_enqueues, name)) for name in _RAW],
+        (cl._cl, "enqueue_nd_range_kernel", functools.partial(_raw_enqueues, "enqueue_nd_range_kernel")),
+    ]
+
+
+host, commands = _Group(_of_host), _Group(_of_commands)
 
 
 def install() -> None:
     """Hook, once for all users."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users > 1:
-            return
-        hooks: list[tuple[Any, str, Callable[[Any], Any]]] = [
-            (cl.Event, "wait", _waits_for_itself),
-            (cl.CommandQueue, "finish", _finishes),
-            (cl.CommandQueue, "flush", _flushes),
-            (cl.Event, "command_queue", _gives_queue),
-            (cl.UserEvent, "set_status", _sets),
-            (cl, "wait_for_events", _waits_for_all),
-            (cl, "enqueue_marker", functools.partial(_enqueues, "marker")),
-            (cl, "enqueue_barrier", functools.partial(_enqueues, "barrier")),
-            *[(cl, name, functools.partial(_raw_enqueues, name)) for name in _RAW],
-            (cl._cl, "enqueue_nd_range_kernel", functools.partial(_raw_enqueues, "enqueue_nd_range_kernel")),
-        ]
-        for owner, name, hook in hooks:
-            original = getattr(owner, name)
-            _originals[owner, name] = original
-            hooked = hook(original)
-            setattr(owner, name, hooked if isinstance(original, property) else functools.wraps(original)(hooked))
+    host.install()
+    commands.install()
 
 
 def uninstall() -> None:
     """Put PyOpenCL's own functions back when the last user is gone."""
-    global _users
-    with _lock:
-        _users -= 1
-        if _users:
-            return
-        for (owner, name), original in _originals.items():
-            setattr(owner, name, original)
-        _originals.clear()
+    commands.uninstall()
+    host.uninstall()
 
 
 def _waits(events: Iterable[cl.Event], queue: cl.CommandQueue | None, call: Callable[[], Any]) -> Any:
@@ -92,7 +120,7 @@ def _waits_for_itself(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _waits_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
+def waits_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait_for_events(events: Any) -> None:
         events = list(events)
         return _waits(events, None, lambda: original(events))  # type: ignore[no-any-return]
@@ -135,6 +163,8 @@ def _sets(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _enqueues(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def enqueue(queue: cl.CommandQueue, wait_for: Any = None) -> cl.Event:
+        if superseded:
+            return original(queue, wait_for)
         return _published(kind, "", queue, wait_for or (), False, lambda: original(queue, wait_for))
 
     return enqueue
@@ -144,6 +174,8 @@ def _raw_enqueues(name: str, original: Callable[..., Any]) -> Callable[..., Any]
     place = _BLOCKING.get(name)
 
     def enqueue(queue: cl.CommandQueue, *arguments: Any, **keywords: Any) -> Any:
+        if superseded:
+            return original(queue, *arguments, **keywords)
         values = (*arguments, *keywords.values())
         lists = [one for one in values if isinstance(one, (list, tuple)) and one and isinstance(one[0], cl.Event)]
         blocking = False

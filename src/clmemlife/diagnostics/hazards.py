@@ -150,6 +150,11 @@ class Checker(Steps):
         text: str = self._exclusively(lambda: explained(self._objects.of(obj) or Uses()))
         return text
 
+    def has_waited_for(self, event: Hashable) -> bool:
+        """Say whether the host has certainly waited for a command that was seen."""
+        node = self._order.nodes.get(event)
+        return node is not None and not node.live()
+
     # The steps
 
     def _before(self, command: Command) -> None:

@@ -1,0 +1,206 @@
+"""Maps of plain PyOpenCL: what is mapped now, what collides with it, and arrays that are used at the wrong time."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from .. import _journal, _ledger
+from .._journal import Access, rows_reach
+from ..exceptions import MapConflictError
+from . import _faults, _launch, _wrapped
+from ._places import KEY, Nobody, Tripwire
+from ._uses_of import Bound, image_access
+from ._wrapped import Wrapper, usable
+
+READ, WRITE, INVALIDATE = (
+    int(one) for one in (cl.map_flags.READ, cl.map_flags.WRITE, cl.map_flags.WRITE_INVALIDATE_REGION)
+)
+_SMALL = 1 << 16  # bytes that are compared at the end of a map for reading
+
+
+class Map:
+    """One map, from its call to its end."""
+
+    __slots__ = (
+        "access", "array", "before", "command", "event", "key", "number", "pitch", "queue", "read_only", "released",
+        "site", "thing", "waited", "wrapper", "writes",
+    )  # fmt: skip
+
+    def __init__(self, wrapper: Wrapper, access: Access, flags: int, site: str) -> None:
+        self.wrapper, self.access, self.site = wrapper, access, site
+        self.writes = bool(flags & (WRITE | INVALIDATE))
+        self.read_only = flags == READ
+        self.number = next(_wrapped._numbers)
+        self.thing = str(wrapper)
+        self.released: str | None = None
+        self.waited = False
+        self.pitch: tuple[int, int] | None = None  # of its rows, as it is and as it should be
+        self.before: bytes | None = None
+        self.array: weakref.ref[Any] | None = None
+        self.event: Any = None
+        self.queue: Any = None
+        self.key: Any = None
+        self.command: Any = None
+
+
+open_maps: dict[int, list[Map]] = {}
+"""By the number of the root object."""
+everything: dict[int, Map] = {}
+"""Open maps, by their own number."""
+
+
+def check_flags(flags: int, site: str, thing: str) -> None:
+    """Report map flags that mean nothing, or that contradict each other."""
+    if not flags:
+        wrong = "map flags of 0 ask for no access at all"
+    elif flags & ~(READ | WRITE | INVALIDATE):
+        wrong = f"map flags of {flags:#x} have bits that are no map flags"
+    elif flags & INVALIDATE and flags & (READ | WRITE):
+        wrong = "WRITE_INVALIDATE_REGION excludes READ and WRITE"
+    else:
+        return
+    _faults.report(
+        "wrong_map_flags", wrong, site, thing=thing,
+        remedy="Use map_flags.READ, WRITE, READ | WRITE, or WRITE_INVALIDATE_REGION alone; mem_flags are others.",
+    )  # fmt: skip
+
+
+def describe_buffer(bound: Bound, site: str) -> Map:
+    """Return the map that a call of ``enqueue_map_buffer`` is about to make."""
+    wrapper = usable(bound["buf"], site, "enqueue_map_buffer")
+    flags = int(bound["flags"])
+    shape = bound["shape"]
+    shape = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+    nbytes = np.dtype(bound["dtype"]).itemsize
+    for length in shape:
+        nbytes *= operator.index(length)
+    offset = operator.index(bound["offset"])
+    check_flags(flags, site, str(wrapper))
+    access = wrapper.access(
+        reads=not flags & INVALIDATE, writes=bool(flags & ~READ & 7), start=offset, stop=offset + nbytes
+    )
+    return Map(wrapper, access, flags, site)
+
+
+def describe_image(bound: Bound, site: str) -> Map:
+    """Return the map that a call of ``enqueue_map_image`` is about to make."""
+    wrapper = usable(bound["img"], site, "enqueue_map_image")
+    flags = int(bound["flags"])
+    check_flags(flags, site, str(wrapper))
+    access = image_access(
+        bound["img"], wrapper, bound["origin"], bound["region"], reads=not flags & INVALIDATE,
+        writes=bool(flags & ~READ & 7),
+    )  # fmt: skip
+    return Map(wrapper, access, flags, site)
+
+
+def check(accesses: Iterable[Access], what: str, site: str, kernel: Any = None) -> None:
+    """Report accesses of a command that collide with an open map."""
+    for place, access in enumerate(accesses):
+        for entry in open_maps.get(access.obj, ()):
+            assumed = access.assumed and not (kernel is not None and _kernel_writes(kernel, access, place))
+            if not (entry.writes or (access.writes and not assumed)) or not access.overlaps(entry.access):
+                continue
+            mapping = what == "map"
+            _faults.report(
+                "map_conflict" if mapping else "command_on_mapped",
+                f"{what} {'overlaps' if mapping else 'uses'} bytes [{access.start}, {access.stop}), mapped for "
+                f"{'writing' if entry.writes else 'reading'} since {entry.site}",
+                site,
+                entry.site,
+                thing=entry.thing,
+                remedy=f"Call array.base.release(queue) for the map made at {entry.site} before, and wait for it.",
+                error=MapConflictError,
+            )
+
+
+def _kernel_writes(kernel: Any, access: Access, place: int) -> bool:
+    arguments = kernel.__dict__.get(_launch.ARGUMENTS) or {}
+    about = list(arguments)
+    return place < len(about) and _launch.certainly_writes(kernel, about[place])
+
+
+def collides_with_ours(root: _ledger.Root, access: Access) -> _ledger.MapEntry | None:
+    """Return a map of this library itself that an access collides with."""
+    for entry in root.maps:
+        if not entry.closed and (entry.writes or (access.writes and not access.assumed)):
+            if access.rows is not None and not rows_reach(access.rows, entry.start, entry.stop):
+                continue
+            if max(access.start, entry.start) < min(access.stop, entry.stop):
+                return entry
+    return None
+
+
+def opened(entry: Map, array: Any, event: Any, blocking: bool) -> None:
+    """Take note that the driver has made a map."""
+    open_maps.setdefault(entry.access.obj, []).append(entry)
+    everything[entry.number] = entry
+    entry.event, entry.waited = event, blocking
+    memory_map = array.base
+    setattr(memory_map, KEY, Tripwire(entry, _dropped))
+    entry.array = weakref.ref(array)
+    if entry.read_only and blocking and entry.pitch is None and array.nbytes <= _SMALL:
+        entry.before = array.tobytes()
+
+
+def closed(entry: Map, site: str) -> None:
+    """Take note that a map ends."""
+    entry.released = site
+    everything.pop(entry.number, None)
+    same = open_maps.get(entry.access.obj)
+    if same is not None:
+        if entry in same:
+            same.remove(entry)
+        if not same:
+            open_maps.pop(entry.access.obj, None)
+
+
+def compare(entry: Map, site: str) -> None:
+    """Report what was written through a map for reading."""
+    array = None if entry.array is None else entry.array()
+    if entry.before is not None and array is not None and np.ndarray.tobytes(array) != entry.before:
+        _faults.report(
+            "wrong_map_flags",
+            f"the host wrote into a map for reading only, made at {entry.site}: what it wrote may be lost",
+            entry.site, site, thing=entry.thing, remedy="Map with map_flags.WRITE (mem_flags are other numbers).",
+        )  # fmt: skip
+    entry.before = None
+
+
+on_drop: Callable[[Map, str], None] | None = None
+"""Called when a map goes that nobody released: its end unmaps it, without an event."""
+
+
+def _dropped(entry: Map, site: str) -> None:
+    if entry.released is None:
+        closed(entry, site)
+        if on_drop is not None:
+            on_drop(entry, site)
+
+
+def forget_all() -> None:
+    """Let go of everything, when the last scope has ended."""
+    open_maps.clear()
+    everything.clear()
+
+
+def mapped_by(memory_map: Any) -> Map | None:
+    """Return what is known of a ``MemoryMap``."""
+    tripwire = getattr(memory_map, KEY, None)
+    return tripwire.about if tripwire is not None and isinstance(tripwire.about, Map) else None
+
+
+def publish_end(entry: Map, queue_key: Any, out_of_order: bool, site: str) -> None:
+    """Put the unmap that a dropped map does by itself on the journal."""
+    command = _journal.Command("unmap", queue_key, "", out_of_order, site=site, mapping=entry.number)
+    try:
+        _journal.before(command)
+    except Exception:  # nothing can be raised in a finalizer, and the checker has counted it
+        return
+    _journal.after(command, Nobody())

@@ -1,0 +1,65 @@
+"""Which line of a program called PyOpenCL, and what goes with an object of PyOpenCL."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pyopencl as cl
+
+from .._site import PACKAGE
+from . import _faults
+
+KEY = "_clmemlife_watch"
+"""The attribute of a PyOpenCL object that has its `Tripwire`."""
+UNSEEN = "an unknown line"
+
+
+class Tripwire:
+    """Goes with a PyOpenCL object, just before that gives its reference back."""
+
+    __slots__ = ("about", "then")
+
+    def __init__(self, about: Any, then: Callable[[Any, str], None]) -> None:
+        self.about, self.then = about, then
+
+    def __del__(self, _closing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _closing() and _faults.active:
+            self.then(self.about, outer_site(sys._getframe(1)))
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Nothing, ()  # whoever pickles or copies the attributes of an object
+
+
+class _Nothing:
+    pass
+
+
+class Nobody:
+    """Stands for the event of a command that gives none."""
+
+
+_PYOPENCL = str(cl.__file__).removesuffix("__init__.py")
+_INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ")
+
+
+def outer_site(frame: Any) -> str:
+    """Return the innermost line that is neither PyOpenCL's nor ours."""
+    inner = (*_INNER, PACKAGE)
+    while frame is not None and frame.f_code.co_filename.startswith(inner):
+        frame = frame.f_back
+    return UNSEEN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def caller(frame: Any) -> str | None:
+    """Return the line that called PyOpenCL, ``None`` where this library did."""
+    name = frame.f_code.co_filename
+    while name.startswith(_INNER):
+        frame = frame.f_back
+        if frame is None:
+            return UNSEEN
+        name = frame.f_code.co_filename
+    if name.startswith(PACKAGE):
+        return None
+    return f"{name}:{frame.f_lineno}"

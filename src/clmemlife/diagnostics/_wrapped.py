@@ -1,0 +1,223 @@
+"""What is known of PyOpenCL's memory objects while a sanitizer listens.
+
+PyOpenCL's objects take no weak references, but attributes: each gets a `Tripwire`, which goes when its object goes,
+just before the object gives its reference back. What is told about an object is kept apart from it, in a `Wrapper`,
+so that nothing here keeps it alive or changes a reference count.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from typing import Any
+
+import pyopencl as cl
+
+from .. import _foreign, _journal, _ledger, _opencl
+from .._meminfo import locate
+from ..exceptions import ReleasedError
+from . import _faults, _leases
+from ._places import KEY, UNSEEN, Tripwire
+
+_MOST = 10_000
+_USE_HOST_PTR = cl.mem_flags.USE_HOST_PTR
+_numbers = iter(range(1, sys.maxsize))
+
+
+class Shared:
+    """One ``cl_mem``: how many of PyOpenCL's objects have a reference to it."""
+
+    __slots__ = ("extra", "owners", "parts", "pending", "root", "shown")
+
+    def __init__(self, root: _ledger.Root) -> None:
+        self.root = root
+        self.owners = 0
+        self.parts = 0  # live sub-buffers
+        self.extra = 0  # owners that took a reference which was not theirs
+        self.shown = False  # the program has asked for the address, and may have given it to others
+        self.pending: list[tuple[Any, str]] = []  # commands on host memory, as events and sites
+
+
+class Wrapper:
+    """One PyOpenCL memory object: buffer, image, sub-buffer or block of a pool."""
+
+    __slots__ = (
+        "accesses", "alive", "borrowed", "flags", "host", "int_ptr", "kind", "number", "offset", "parent", "pooled",
+        "released", "released_by", "root", "shared", "site", "size",
+    )  # fmt: skip
+
+    def __init__(self, mem: Any, site: str, shared: Shared, offset: int) -> None:
+        self.int_ptr: int = mem.int_ptr
+        self.shared, self.root = shared, shared.root
+        self.site, self.offset = site, offset
+        self.size: int = mem.size
+        self.flags: int = mem.flags
+        self.kind = "buffer"
+        if mem.type != cl.mem_object_type.BUFFER:
+            self.kind = "image"
+        self.alive = True
+        self.released: str | None = None  # where
+        self.released_by = "release()"
+        self.borrowed = False  # took over a reference that another object owns
+        self.pooled = False
+        self.host: Any = None  # the host memory behind it, or a weak reference to that
+        self.parent: Shared | None = None
+        self.number = next(_numbers)
+        self.accesses: dict[str, _journal.Access] = {}
+
+    @property
+    def usable(self) -> bool:
+        """Whether some object of PyOpenCL still has a reference to the memory."""
+        return self.alive and self.released is None
+
+    def access(self, *, reads: bool, writes: bool, start: int = 0, stop: int | None = None) -> _journal.Access:
+        """Return the use of a range of bytes of this object."""
+        stop = self.size if stop is None else min(stop, self.size)
+        root = self.root
+        return _journal.Access(
+            root.number, self.offset + start, self.offset + stop, reads, writes, label=root.label, size=root.size,
+            site=self.site,
+        )  # fmt: skip
+
+    def whole(self, mode: str) -> _journal.Access:
+        """Return the use of all of it by a kernel: "read", "write" or "assumed"."""
+        known = self.accesses.get(mode)
+        if known is None:
+            known = self.access(reads=mode != "write", writes=mode != "read")
+            known = self.accesses[mode] = known._replace(assumed=mode == "assumed")
+        return known
+
+    def __str__(self) -> str:
+        label = f"{self.root.label!r}, " if self.root.label else ""
+        return f"{label}{self.kind} of {self.size} bytes, created at {self.site}"
+
+
+# -- who is alive ------------------------------------------------------------------------------------------------------
+
+alive: dict[int, Wrapper] = {}
+"""By number, in the order in which they were seen."""
+collected: list[tuple[str, int]] = []
+"""Line and bytes of those that only the collector could free."""
+pools: dict[int, set[str]] = {}
+"""Of memory that a pool hands out, by the number of the root: the lines that enqueued what uses the present block."""
+former: dict[str, set[str]] = {}
+"""By the line that got a block of a pool: the lines that enqueued what used earlier blocks of the same memory."""
+_shared: dict[int, Shared] = {}
+_lock = threading.RLock()
+
+
+def watch(mem: Any, site: str = UNSEEN, *, parent: Any = None, pooled: bool = False) -> Wrapper:
+    """Take note of an object; of one that has been noted before, return what is known."""
+    known: Tripwire | None = getattr(mem, KEY, None)
+    if known is not None:
+        about: Wrapper = known.about
+        return about
+    root, offset = locate(mem, None, site)
+    root = _foreign.known(root)
+    with _lock:
+        shared = _shared.get(mem.int_ptr)
+        if shared is None or shared.root is not root:
+            shared = _shared[mem.int_ptr] = Shared(root)
+        wrapper = Wrapper(mem, site, shared, offset)
+        shared.owners += 1
+    wrapper.pooled = pooled
+    if pooled:
+        former.setdefault(site, set()).update(pools.get(root.number, ()))
+        pools[root.number] = set()
+    if wrapper.int_ptr != root.int_ptr:
+        wrapper.kind = "sub-buffer"
+        if parent is not None:
+            wrapper.parent = watch(parent).shared
+            wrapper.parent.parts += 1
+    alive[wrapper.number] = wrapper
+    setattr(mem, KEY, Tripwire(wrapper, _gone))
+    return wrapper
+
+
+def usable(mem: Any, site: str, what: str) -> Wrapper:
+    """Return what is known of an object that is about to be used; a released one is an error before it is a crash."""
+    wrapper = watch(mem)
+    if wrapper.released is not None:
+        report_released(wrapper, site, what)
+    return wrapper
+
+
+def report_released(wrapper: Wrapper, site: str, what: str) -> None:
+    """Report the use of a released object, which most drivers answer with a crash."""
+    _faults.report(
+        "use_after_release",
+        f"{what} uses a {wrapper.kind} that was released at {wrapper.released}",
+        site,
+        wrapper.released or "",
+        thing=str(wrapper),
+        remedy=f"Do not use it after release() at {wrapper.released}, or release it later.",
+        error=ReleasedError,
+        fatal=not wrapper.pooled,
+    )
+
+
+def end(wrapper: Wrapper, site: str, how: str | None) -> None:
+    """Take note that an object gives its reference back, by a call (`how`) or since nobody has it any more."""
+    alive.pop(wrapper.number, None)
+    if wrapper.released is not None:
+        return
+    if how is None:
+        wrapper.alive = False
+        how = "end of the object"
+    wrapper.released, wrapper.released_by = site, how
+    shared = wrapper.shared
+    with _lock:
+        shared.owners -= 1
+        if not shared.owners and _shared.get(wrapper.int_ptr) is shared:
+            del _shared[wrapper.int_ptr]
+    if shared.extra and shared.owners:
+        shared.extra -= 1  # the reference that this object gives back is another one's: replace it
+        _opencl.retain_mem_object(wrapper.int_ptr)
+    if wrapper.parent is not None:
+        wrapper.parent.parts -= 1
+    if wrapper.flags & _USE_HOST_PTR and wrapper.kind != "sub-buffer":
+        _leases.keep_host_memory(wrapper)
+        _leases.look_at_leases(site, wrapper)
+
+
+def _gone(wrapper: Wrapper, site: str) -> None:
+    if wrapper.released is None:
+        if _collecting == threading.get_ident() and len(collected) < _MOST:
+            collected.append((wrapper.site, wrapper.size))
+        end(wrapper, site, None)
+    else:
+        wrapper.alive = False
+        _leases.look_at_leases(site, wrapper)
+
+
+_collecting = 0
+
+
+def during_collection(phase: str, info: dict[str, int]) -> None:
+    """Note that the collector runs (for ``gc.callbacks``)."""
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else 0
+
+
+def forget_all() -> None:
+    """Let go of everything, when the last scope has ended."""
+    global former
+    alive.clear()
+    collected.clear()
+    pools.clear()
+    former = {}  # a scope that has ended still reads the old one
+    _leases.leases.clear()
+    _shared.clear()
+
+
+def objects_of(wrappers: list[Wrapper]) -> dict[int, Any]:
+    """Return the PyOpenCL objects that are watched by these, by number; a search of all objects."""
+    wanted = {one.number for one in wrappers}
+    found = {}
+    for one in gc.get_objects():
+        if isinstance(one, cl.MemoryObjectHolder):
+            tripwire = getattr(one, KEY, None)
+            if tripwire is not None and tripwire.about.number in wanted:
+                found[tripwire.about.number] = one
+    return found

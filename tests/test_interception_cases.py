@@ -1,0 +1,459 @@
+"""Programs of plain PyOpenCL with a known mistake: each is reported at the lines that say so, and ends on its own feet.
+
+A line that ends in ``#: kind`` is where the sanitizer must see that kind; ``#: leak`` is where what is alive at the end
+was made. What has no such line must be silent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PRELUDE = '''
+import gc, threading, time
+import numpy as np
+import pyopencl as cl
+from pyopencl import enqueue_map_buffer as map_buffer
+
+SRC = """
+__kernel void setval(__global int *x, int v) { x[get_global_id(0)] = v; }
+__kernel void inc(__global int *x) { x[get_global_id(0)] += 1; }
+__kernel void look(__global const int *x, __global int *y) { y[get_global_id(0)] = x[get_global_id(0)]; }
+"""
+mf, mapf = cl.mem_flags, cl.map_flags
+device = cl.get_platforms()[0].get_devices()[0]
+ctx = cl.Context([device])
+q, q2 = cl.CommandQueue(ctx, device), cl.CommandQueue(ctx, device)
+loose = cl.CommandQueue(ctx, device, cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+prg = cl.Program(ctx, SRC).build()
+setval, inc, look = (cl.Kernel(prg, name) for name in ("setval", "inc", "look"))
+N = 1024
+h = np.zeros(N, np.int32)
+
+
+def buffer(size=4 * N, flags=mf.READ_WRITE, **keywords):
+    return cl.Buffer(ctx, flags, size, **keywords)
+'''
+
+RUNNER = """
+import atexit, json, sys
+sys.path[:0] = PATHS
+import clmemlife as cml
+from clmemlife import _lifecycle
+
+_sanitizer = cml.sanitize("record")
+
+def _report(sanitizer=_sanitizer, file=sys.argv[1]):
+    with open(file, "w") as out:
+        json.dump(sanitizer.as_dict(), out)
+
+atexit.register(_report)
+atexit.register(_sanitizer.stop)
+_sanitizer.start()
+__file__ = sys.argv[2]
+del _report, _sanitizer
+exec(compile(open(__file__).read(), __file__, "exec"), globals())
+"""
+
+WRONG = {
+    "a released buffer is asked": """
+        b = buffer()
+        b.release()
+        try:
+            b.size #: use_after_release
+        except Exception as error:
+            assert "released at" in str(error)
+    """,
+    "a released buffer is filled": """
+        b = buffer()
+        b.release()
+        try:
+            cl.enqueue_fill_buffer(q, b, np.int32(1), 0, 4 * N) #: use_after_release
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+    """,
+    "a released buffer is an argument": """
+        b = buffer()
+        b.release()
+        try:
+            inc(q, (N,), None, b) #: use_after_release
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+    """,
+    "a released buffer is cut": """
+        b = buffer()
+        b.release()
+        for f in (lambda: b[0:128], lambda: b.get_sub_region(0, 128)): #: use_after_release
+            try:
+                f()
+            except Exception as error:
+                assert type(error).__name__ == "ReleasedError"
+    """,
+    "a buffer is released twice": """
+        b = buffer()
+        b.release()
+        try:
+            b.release() #: double_release
+        except cl.LogicError:
+            pass
+    """,
+    "an argument is gone at the launch": """
+        inc.set_arg(0, buffer())
+        try:
+            cl.enqueue_nd_range_kernel(q, inc, (N,), None) #: argument_owner_gone
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+    """,
+    "an argument is released before the launch": """
+        b = buffer()
+        setval.set_args(b, np.int32(3))
+        b.release()
+        try:
+            cl.enqueue_nd_range_kernel(q, setval, (N,), None) #: argument_owner_gone
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+    """,
+    "two owners of one reference": """
+        a = buffer()
+        b = cl.Buffer.from_int_ptr(a.int_ptr, retain=False) #: two_owners
+        del b
+        cl.enqueue_fill_buffer(q, a, np.int32(3), 0, 4 * N).wait()
+        assert a.reference_count >= 1
+    """,
+    "a map is released twice": """
+        b = buffer()
+        a, _ = map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+        a.base.release(q)
+        try:
+            a.base.release(q) #: double_release
+        except cl.LogicError:
+            pass
+    """,
+    "the array of a map is written after its release": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+        a[:] = 1
+        a.base.release(q).wait()
+        a[0] = 99 #: stale_map_array
+    """,
+    "the array of a map is read after its release": """
+        def sum_up(b):
+            a, _ = cl.enqueue_map_buffer(q, b, mapf.READ, 0, (N,), np.int32)
+            with a.base:
+                total = a.sum()
+            return total + a[3] + a.sum() #: stale_map_array
+
+        b = buffer()
+        sum_up(b)
+        q.finish()
+    """,
+    "a stale array is copied from": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.READ, 0, (N,), np.int32)
+        a.base.release(q).wait()
+        cl.enqueue_copy(q, buffer(), a) #: stale_map_array
+    """,
+    "a map is read before it is there": """
+        b = buffer()
+        a, event = cl.enqueue_map_buffer(q, b, mapf.READ, 0, (N,), np.int32, is_blocking=False)
+        early = a.copy() #: map_not_ready
+        event.wait()
+        late = a.copy()
+        a.base.release(q).wait()
+    """,
+    "two maps that overlap write": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+        c, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 2 * N, (N // 2,), np.int32) #: map_conflict
+        c.base.release(q)
+        a.base.release(q)
+        q.finish()
+    """,
+    "a command on what is mapped": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+        inc(q, (N,), None, b) #: command_on_mapped
+        cl.enqueue_migrate_mem_objects(q, [b]) #: command_on_mapped
+        a.base.release(q)
+        q.finish()
+    """,
+    "a kernel writes what is mapped for reading": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b[0:1024], mapf.READ, 0, (256,), np.int32)
+        setval(q, (N,), None, b, np.int32(1)) #: command_on_mapped
+        a.base.release(q)
+        q.finish()
+    """,
+    "wrong flags of a map": """
+        b = buffer()
+        for flags in (0, 1 << 20, mapf.WRITE | mapf.WRITE_INVALIDATE_REGION):
+            a, _ = cl.enqueue_map_buffer(q, b, flags, 0, (4,), np.int32) #: wrong_map_flags
+            del a
+            q.finish()
+    """,
+    "a map for reading is written": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mf.READ_WRITE, 0, (N,), np.int32) #: wrong_map_flags
+        a[:] = 7
+        a.base.release(q).wait()
+    """,
+    "rows of an image map": """
+        image = cl.create_image(
+            ctx, mf.READ_WRITE, cl.ImageFormat(cl.channel_order.R, cl.channel_type.FLOAT), shape=(64, 32)
+        )
+        a = cl.enqueue_map_image(q, image, mapf.READ, (8, 4), (16, 8), (8, 16), np.float32)[0]
+        a.sum() #: wrong_map_strides
+        del a
+        q.finish()
+    """,
+    "the event of a gated copy is dropped": """
+        gate = cl.UserEvent(ctx)
+        threading.Timer(0.2, lambda: gate.set_status(0)).start()
+        cl.enqueue_copy(q, h, buffer(), is_blocking=False, wait_for=[gate]) #: dropped_copy_event
+        q.finish()
+    """,
+    "host memory goes while a kernel uses it": """
+        gate = cl.UserEvent(ctx)
+        a = np.zeros(1 << 20, np.int32)
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=a)
+        done = setval(q, (1 << 20,), None, b, np.int32(7), wait_for=[gate])
+        del a, b #: host_array_freed
+        gate.set_status(0)
+        done.wait()
+    """,
+    "host memory goes while a part of the buffer lives": """
+        a = np.zeros(1 << 20, np.int32)
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=a)
+        part = b.get_sub_region(0, 1 << 20)
+        del b, a #: host_array_freed
+        setval(q, (1 << 18,), None, part, np.int32(7)).wait()
+    """,
+    "misaligned host memory": """
+        raw = np.zeros(4 * N + 512, np.uint8)
+        begin = -raw.ctypes.data % 128 + 1
+        a = raw[begin : begin + 4 * N]
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=a) #: misaligned_host_memory
+    """,
+    "two queues": """
+        b = buffer()
+        setval(q, (N,), None, b, np.int32(1))
+        q.flush()
+        cl.enqueue_copy(q2, h, b) #: read_after_write
+        q.finish()
+    """,
+    "a queue that runs out of order": """
+        b = buffer()
+        event = cl.enqueue_fill_buffer(loose, b, np.int32(1), 0, 4 * N)
+        cl.enqueue_copy(loose, h, b) #: read_after_write
+        event.wait()
+    """,
+    "a queue that nobody flushed": """
+        b = buffer()
+        event = setval(q, (N,), None, b, np.int32(1))
+        cl.enqueue_copy(q2, h, b, wait_for=[event]) #: never_flushed
+    """,
+    "an unmap in another queue": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+        a.base.release(q)
+        q.flush()
+        inc(q2, (N,), None, b).wait() #: read_after_write
+    """,
+    "a block of a pool is still in use": """
+        from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+        pool = MemoryPool(ImmediateAllocator(q))
+        b = pool.allocate(4 * N)
+        setval(q, (N,), None, b, np.int32(1))
+        q.flush()
+        del b
+        c = pool.allocate(4 * N)
+        setval(q2, (N,), None, c, np.int32(2)).wait() #: pool_block_in_use
+    """,
+    "an event that has failed already": """
+        gate = cl.UserEvent(ctx)
+        gate.set_status(-1)
+        try:
+            inc(q, (N,), None, buffer(), wait_for=[gate]) #: failed_dependency
+        except Exception as error:
+            assert type(error).__name__ == "DependencyError"
+    """,
+    "an event that fails later": """
+        gate = cl.UserEvent(ctx)
+        event = inc(q, (N,), None, buffer(), wait_for=[gate])
+        q.flush()
+        gate.set_status(-1)
+        try:
+            event.wait() #: failed_dependency
+        except cl.Error:
+            pass
+    """,
+    "memory in cycles": """
+        class Plan:
+            def __init__(self):
+                self.me, self.memory = self, cl.Buffer(ctx, mf.READ_WRITE, 1 << 20) #: left_to_collector
+
+        for _ in range(4):
+            Plan()
+        gc.collect()
+    """,
+    "a map at the end": """
+        b = buffer()
+        a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32) #: leak
+    """,
+    "something that outlives the modules": """
+        import builtins
+
+        builtins.kept = [cl.Buffer(ctx, mf.READ_WRITE, 4096)] #: leak
+    """,
+}
+
+RIGHT = {
+    "buffers, sub-buffers and their end": """
+        b = buffer()
+        part = b[0:1024]
+        b.release()
+        setval(q, (256,), None, part, np.int32(1)).wait()
+        part.release()
+        del b, part
+        for _ in range(100):
+            b = buffer()
+            b.release()
+            b = buffer()
+            inc(q, (N,), None, b)
+        q.finish()
+    """,
+    "an argument whose memory others own": """
+        b = buffer()
+        inc.set_arg(0, cl.Buffer.from_int_ptr(b.int_ptr))
+        cl.enqueue_nd_range_kernel(q, inc, (N,), None).wait()
+    """,
+    "maps": """
+        b = buffer()
+        for _ in range(3):
+            a, event = map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32, is_blocking=False)
+            event.wait()
+            a[:] = 3
+            a += 1
+            assert type(a) is np.ndarray
+            a.base.release(q)
+            inc(q, (N,), None, b)
+            a, _ = map_buffer(q, b, mapf.READ, 0, (N,), np.int32)
+            c, _ = map_buffer(q, b, mapf.READ, 0, (N // 2,), np.int32)
+            look(q, (N,), None, b, buffer())
+            assert (a == 5).all()
+            del a, c
+        setval(q, (N,), None, b, np.int32(1)).wait()
+    """,
+    "a map that is waited for otherwise": """
+        b = buffer()
+        a, _ = map_buffer(q, b, mapf.READ, 0, (N,), np.int32, is_blocking=False)
+        q.finish()
+        a.sum()
+        c, event = map_buffer(q, b, mapf.READ, 0, (N,), np.int32, is_blocking=False)
+        while event.command_execution_status != 0:
+            q.flush()
+        c.sum()
+        d, event = map_buffer(q, b, mapf.READ, 0, (N,), np.int32, is_blocking=False)
+        cl.enqueue_copy(q, h, b)
+        d.sum()
+    """,
+    "two queues and an event": """
+        b = buffer()
+        event = setval(q, (N,), None, b, np.int32(1))
+        q.flush()
+        cl.enqueue_copy(q2, h, b, wait_for=[event])
+        setval(loose, (N,), None, b, np.int32(1))
+        cl.enqueue_barrier(loose)
+        cl.enqueue_copy(loose, h, b)
+    """,
+    "copies that do not block": """
+        b = buffer()
+        event = cl.enqueue_copy(q, h, b, is_blocking=False)
+        other = cl.enqueue_copy(q, b, h, is_blocking=False)
+        event.wait()
+        q.finish()
+        del event, other
+    """,
+    "host memory that is kept": """
+        a = np.zeros(1 << 20, np.int32)
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=a)
+        setval(q, (1 << 20,), None, b, np.int32(7))
+        del a
+        q.finish()
+    """,
+    "blocks of a pool in one queue": """
+        from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+        pool = MemoryPool(ImmediateAllocator(q))
+        for _ in range(3):
+            setval(q, (N,), None, pool.allocate(4 * N), np.int32(1))
+        c = pool.allocate(4 * N)
+        q.finish()
+        setval(q2, (N,), None, c, np.int32(2)).wait()
+    """,
+    "arrays": """
+        import pyopencl.array as cla
+
+        x = cla.arange(q, N, dtype=np.int32)
+        y = (x + 2 * x)[3:]
+        assert y.get()[0] == 9
+        z = cla.zeros(loose, N, np.int32)
+        z += 1
+        assert z.get().sum() == N
+    """,
+    "parts that do not overlap": """
+        b = buffer(8192)
+        setval(q, (N,), None, b[0:4096], np.int32(1))
+        setval(q2, (N,), None, b[4096:8192], np.int32(1))
+    """,
+}
+
+
+def found(tmp_path: Path, script: str) -> tuple[set[tuple[str, int]], set[tuple[str, int]], dict[str, object]]:
+    """Run a script with a sanitizer; return what was found, what should be, and all that was reported."""
+    (tmp_path / "prelude.py").write_text(PRELUDE)
+    program, out = tmp_path / "program.py", tmp_path / "found.json"
+    program.write_text("from prelude import *\n" + textwrap.dedent(script))
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER.replace("PATHS", repr([str(tmp_path), *sys.path])), str(out), str(program)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "CLMEMLIFE_CHECK": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(out.read_text())
+    expected = set()
+    for number, line in enumerate(program.read_text().splitlines(), 1):
+        expected |= {(kind, number) for kind in re.findall(r"#: (\w+)", line)}
+    seen = {(one["kind"], _line(one["site"], program)) for one in told["findings"]}
+    seen |= {("leak", _line(one["site"], program)) for one in told["leaks"]}
+    return seen, expected, told
+
+
+def _line(site: str, program: Path) -> int:
+    name, _, line = site.rpartition(":")
+    assert name == str(program), site
+    return int(line)
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_mistake_is_reported_at_its_line(name: str, tmp_path: Path) -> None:
+    seen, expected, told = found(tmp_path, WRONG[name])
+    assert expected, "say where"
+    assert seen == expected, told
+    for one in told["findings"]:
+        assert one["message"]
+        assert one["remedy"]
+
+
+@pytest.mark.parametrize("name", list(RIGHT))
+def test_what_is_right_is_silent(name: str, tmp_path: Path) -> None:
+    seen, expected, told = found(tmp_path, RIGHT[name])
+    assert expected == set()
+    assert seen == set(), told
