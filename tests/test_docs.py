@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import inspect
 import os
 import re
@@ -22,6 +23,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ON_POCL = "Portable" in cl.get_platforms()[0].name
+IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 FILE = re.compile(r"\bfile=(\S+)")
 
 
@@ -71,6 +73,10 @@ def programs() -> Iterator[pytest.param]:
 
 @pytest.mark.parametrize("program", list(programs()))
 def test_a_block_of_code_runs_and_prints_what_the_page_says(tmp_path: Path, program: list[Step]) -> None:
+    written = {step.file for step in program}
+    for name in {name for step in program if step.file for name in IMPORT.findall(step.code)}:
+        if f"{name}.py" not in written and importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}, which the extra `examples` brings")
     environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
     for name in list(environment):  # what a reader has not set
         if name == "POCL_DEVICES" or name.startswith(("PYTEST_", "CLMEMLIFE_")):
