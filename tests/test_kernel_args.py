@@ -254,10 +254,10 @@ def test_a_long_source_is_read_in_reasonable_time() -> None:
         f"kernel __attribute__((a(1))) __attribute__((b(2))) void k{n}(__global const int *x, int n) {{ if (n) {{}} }}"
         for n in range(3000)
     )
-    start = time.perf_counter()
+    start = time.process_time()
     assert modes_from_source(source, "k2999", 2) == (READ, ASSUMED)
     assert modes_from_source(source + "kernel " * 3000, "missing", 2) is None
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 # -- with a device: the driver's own word where it has one, else the text ------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyopencl as cl
@@ -53,13 +54,13 @@ def sweep(limit: int | None = None) -> None:
 def entries() -> tuple[Entry, ...]:
     """Return what is in flight now (a snapshot; sweeps first)."""
     sweep()
-    return tuple(_table)
+    return tuple(_table.copy())  # not of the deque itself: a finalizer may change that while the tuple is made
 
 
 def root_failure(event: cl.Event) -> cl.Event:
     """Return the event that `event` failed from, as far as that is on record; else `event` itself."""
-    recorded = dict(_failed)
-    recorded.update({known: waits for known, _, waits in tuple(_table)})
+    recorded = dict(_failed.copy())
+    recorded.update({known: waits for known, _, waits in _table.copy()})
     seen = {event}
     while True:
         cause = next((one for one in _failed_waits(recorded.get(event)) if one not in seen), None)
@@ -87,8 +88,10 @@ def close(timeout: float) -> int:
         if not _table or time.monotonic() > deadline:
             break
         time.sleep(0.001)
-    left = list(_table)
-    _table.clear()
+    left: list[Entry] = []
+    with suppress(IndexError):
+        while True:
+            left.append(_table.popleft())
     if left:
         _opencl.immortalise(left)
     return len(left)
