@@ -189,6 +189,23 @@ def test_an_uncaught_exception_is_all_that_is_printed_with(python, state):
     assert done.stderr.endswith("SystemError: the end\n")
 
 
+def test_what_is_left_is_told_once_if_that_is_asked_for(python):
+    code = """
+        left = MemHandle.create_buffer(context, 64, label="left")
+        mapping = Mapping(queue, left, MapFlags.WRITE)
+        handle.release()
+        {}
+        sys.exit(3)
+    """
+    done, _ = python(code.format(""), CLMEMLIFE_CHECK="leaks")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("clmemlife: left at exit; alive: 1 handles, 64 bytes")
+    assert done.stderr.count("'left' (64 bytes, created at <string>:") == 1
+    assert done.stderr.count("map of 'left' (64 bytes, mapped at <string>:") == 1
+    done, _ = python(code.format("mapping.unmap(); left.release()"), CLMEMLIFE_CHECK="leaks")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
 def test_callbacks_of_what_is_left_run_at_exit_last_registered_first(python):
     done, _ = python("""
         handle.on_destroy(lambda info: print("first", info.size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 
@@ -69,10 +70,21 @@ def _after_fork_in_child() -> None:
             mapping._open.forget()
 
 
+def _tell_what_is_left() -> None:
+    """Print what was neither released nor unmapped, once, before `close` does it."""
+    from .diagnostics.leaks import report
+
+    left = report()
+    if left.records and sys.stderr is not None:
+        print(f"clmemlife: left at exit; {left}", file=sys.stderr)
+
+
 def _check_as_told() -> None:
-    """Start what the environment asks for: ``CLMEMLIFE_CHECK=hazards`` checks the whole program, with warnings."""
-    wanted = os.environ.get("CLMEMLIFE_CHECK", "")
-    if "hazards" in wanted.split(","):
+    """Start what ``CLMEMLIFE_CHECK`` asks for: checks of the program (``hazards``), a word at its end (``leaks``)."""
+    wanted = os.environ.get("CLMEMLIFE_CHECK", "").split(",")
+    if "leaks" in wanted:
+        atexit.register(_tell_what_is_left)
+    if "hazards" in wanted:
         from .diagnostics.checking import check_hazards
 
         scope = check_hazards("warn")
