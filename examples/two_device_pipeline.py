@@ -2,9 +2,10 @@
 
     fill -> decay (first device) -> migrate -> smooth (second device) -> read
 
-Each chunk has a buffer of its own until it is read. Nothing waits but wait-lists: a migration is enqueued as early as
-its data can be ready, on a queue of its own, and waited for as late as the kernel that needs it (that is a prefetch).
-``python examples/two_device_pipeline.py`` prints when each command ran; ``--timeline`` draws it.
+A chunk has buffers and pinned host memory of its own until its result is taken; then the next one gets them. Wait-lists
+alone order the commands: a migration is enqueued as early as its data can be ready, on a queue of its own, and waited
+for as late as the kernel that needs it (that is a prefetch). ``python examples/two_device_pipeline.py`` prints when
+each command ran; ``--timeline`` draws it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import deque
+from contextlib import ExitStack
 
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")  # read when PyOpenCL loads the driver
 
@@ -19,7 +21,7 @@ import numpy as np
 import pyopencl as cl
 
 import clmemlife as cml
-from clmemlife import In, InOut, MemHandle, Migration, Out
+from clmemlife import In, InOut, MapFlags, Mapping, MemFlags, MemHandle, Migration, MigrationFlags, Out
 
 SOURCE = """
 __kernel void decay(__global float *x, int rounds) {
@@ -48,40 +50,92 @@ def expected(chunk: np.ndarray, rounds: int) -> np.ndarray:
     return decayed((padded[:-2] + padded[1:-1] + padded[2:]) / np.float32(3))
 
 
-def run(context: cl.Context, chunks: list[np.ndarray], rounds: int, depth: int) -> tuple[list[np.ndarray], Events]:
+class Slot:
+    """What a chunk under way needs: buffers, and pinned memory to copy from and to, without which copies are slow."""
+
+    def __init__(self, stack: ExitStack, queue: cl.CommandQueue, chunk: np.ndarray) -> None:
+        def buffer(label: str, flags: MemFlags = MemFlags.READ_WRITE) -> MemHandle:
+            return stack.enter_context(MemHandle.create_buffer(queue.context, chunk.nbytes, flags, label=label))
+
+        def pinned(label: str) -> np.ndarray:
+            memory, both = buffer(label, MemFlags.READ_WRITE | MemFlags.ALLOC_HOST_PTR), MapFlags.READ | MapFlags.WRITE
+            return stack.enter_context(Mapping(queue, memory, both, shape=chunk.shape, dtype=chunk.dtype)).array
+
+        self.x, self.y, self.source, self.result = buffer("x"), buffer("y"), pinned("source"), pinned("result")
+        self.number = 0
+        self.decayed: cl.Event | None = None
+        self.smoothed: cl.Event | None = None
+        self.read: cl.Event | None = None
+
+    def take(self, results: list[np.ndarray]) -> None:
+        """Wait for the result, if there is one, and keep a copy."""
+        if self.read is not None:
+            self.read.wait()
+            results.append(self.result.copy())
+
+
+class Pipeline:
+    """The queues, and what is enqueued for a chunk."""
+
+    def __init__(self, context: cl.Context, rounds: int) -> None:
+        first, second = context.devices[0], context.devices[-1]
+        profiled = cl.command_queue_properties.PROFILING_ENABLE
+        self.copies, self.work, self.arrivals, self.work2, self.reads = (
+            cl.CommandQueue(context, one, profiled) for one in (first, first, second, second, second)
+        )
+        program = cl.Program(context, SOURCE).build()
+        self.decay, self.smooth = cl.Kernel(program, "decay"), cl.Kernel(program, "smooth")
+        self.rounds = np.int32(rounds)
+        self.events: Events = {}
+
+    def begin(self, slot: Slot, number: int, chunk: np.ndarray) -> None:
+        """Fill a buffer and have the first device work on it."""
+        slot.number, size = number, (chunk.size,)
+        slot.source[:] = chunk
+        # It is the second device's: without this the driver would carry the old content back, only to have it replaced.
+        empty = Migration(self.copies, slot.x, MigrationFlags.CONTENT_UNDEFINED, wait_for=slot.smoothed)
+        filled = cml.enqueue_copy(self.copies, slot.x, slot.source, is_blocking=False, wait_for=empty)
+        slot.decayed = cml.enqueue_kernel(
+            self.work, self.decay, size, None, InOut(slot.x), self.rounds, wait_for=filled
+        )
+        self.events["fill", number], self.events["decay", number] = filled, slot.decayed
+
+    def go_on(self, slot: Slot) -> None:
+        """Bring it to the second device, have that work on it, and read the result."""
+        moved = Migration(self.arrivals, slot.x, wait_for=slot.decayed, via="auto", source_queue=self.copies)
+        slot.smoothed = cml.enqueue_kernel(
+            self.work2, self.smooth, slot.source.shape, None, In(slot.x), Out(slot.y), self.rounds,
+            wait_for=[moved, slot.read],
+        )  # fmt: skip
+        slot.read = cml.enqueue_copy(self.reads, slot.result, slot.y, is_blocking=False, wait_for=slot.smoothed)
+        for step, event in zip(STEPS[2:], (moved.event, slot.smoothed, slot.read), strict=True):
+            self.events[step, slot.number] = event
+
+
+def run(
+    context: cl.Context, chunks: list[np.ndarray], rounds: int, depth: int, recorded: cml.record_timeline | None = None
+) -> tuple[list[np.ndarray], Events]:
     """Send the chunks through; return the results, and the events by step and chunk."""
-    first, second = context.devices[0], context.devices[-1]
-    profiled = cl.command_queue_properties.PROFILING_ENABLE
-    copies, work, arrivals, work2, reads = (
-        cl.CommandQueue(context, one, profiled) for one in (first, first, second, second, second)
-    )
-    program = cl.Program(context, SOURCE).build()
-    decay, smooth = cl.Kernel(program, "decay"), cl.Kernel(program, "smooth")
-    times, size = np.int32(rounds), (chunks[0].size,)
-    results, events = [np.empty_like(chunk) for chunk in chunks], {}
-    flying: deque[tuple[MemHandle, MemHandle, cl.Event]] = deque()
-    for number, chunk in enumerate(chunks):
-        if len(flying) == depth:
-            retire(*flying.popleft())
-        x = MemHandle.create_buffer(context, chunk.nbytes, label=f"chunk {number}")
-        y = MemHandle.create_buffer(context, chunk.nbytes, label=f"result {number}")
-        filled = cml.enqueue_copy(copies, x, chunk, is_blocking=False)
-        decayed = cml.enqueue_kernel(work, decay, size, None, InOut(x), times, wait_for=filled)
-        moved = Migration(arrivals, x, wait_for=decayed, via="auto", source_queue=copies)
-        smoothed = cml.enqueue_kernel(work2, smooth, size, None, In(x), Out(y), times, wait_for=moved)
-        read = cml.enqueue_copy(reads, results[number], y, is_blocking=False, wait_for=smoothed)
-        for step, event in zip(STEPS, (filled, decayed, moved.event, smoothed, read), strict=True):
-            events[step, number] = event
-        flying.append((x, y, read))
-    while flying:
-        retire(*flying.popleft())
-    return results, events
-
-
-def retire(x: MemHandle, y: MemHandle, read: cl.Event) -> None:
-    read.wait()
-    x.release()
-    y.release()
+    pipeline = Pipeline(context, rounds)
+    results: list[np.ndarray] = []
+    with ExitStack() as stack:
+        slots = [Slot(stack, pipeline.copies, chunks[0]) for _ in range(depth)]
+        begun: deque[Slot] = deque()
+        if recorded is not None:
+            stack.enter_context(recorded)  # from here on: the maps of pinned memory would be all there is to see
+        for number, chunk in enumerate(chunks):
+            slot = slots[number % depth]
+            slot.take(results)
+            pipeline.begin(slot, number, chunk)
+            begun.append(slot)
+            # The next chunk comes first: a driver may let the call of a migration wait until its data is ready.
+            while len(begun) > min(1, depth - 1):
+                pipeline.go_on(begun.popleft())
+        while begun:
+            pipeline.go_on(begun.popleft())
+        for number in range(len(chunks), len(chunks) + depth):
+            slots[number % depth].take(results)
+    return results, pipeline.events
 
 
 STEPS = ("fill", "decay", "migrate", "smooth", "read")
@@ -119,8 +173,9 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: no OpenCL device: {error}\n")
     random = np.random.default_rng(1)
     chunks = [random.random(wanted.elements, np.float32) for _ in range(wanted.chunks)]
-    with cml.check_hazards(), cml.track("raise"), cml.record_timeline() as recorded:
-        results, events = run(context, chunks, wanted.rounds, wanted.depth)
+    recorded = cml.record_timeline()
+    with cml.check_hazards(), cml.track("raise"):
+        results, events = run(context, chunks, wanted.rounds, wanted.depth, recorded)
     for chunk, result in zip(chunks, results, strict=True):
         np.testing.assert_allclose(result, expected(chunk, wanted.rounds), rtol=1e-5)
     if wanted.timeline:
