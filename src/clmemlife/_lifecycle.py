@@ -71,12 +71,12 @@ def _after_fork_in_child() -> None:
 
 
 def _tell_what_is_left() -> None:
-    """Print what was neither released nor unmapped, once, before `close` does it."""
+    """Say what was neither released nor unmapped, once, before `close` does it."""
     from .diagnostics.leaks import report
 
     left = report()
     if left.records and sys.stderr is not None:
-        print(f"clmemlife: left at exit; {left}", file=sys.stderr)
+        sys.stderr.write(f"clmemlife: left at exit; {left}\n")
 
 
 def _check_as_told() -> None:
