@@ -140,12 +140,20 @@ def _refuse(one: Parameter, index: int, kernel_name: str, arg: Any) -> NoReturn:
         what = "numpy." + " or numpy.".join(sorted({np.dtype(kind).name for kind in one.accepts if _plain(kind)}))
     elif what is None:
         what = f"{one.size} bytes, for example of pyopencl.cltypes"
-    given = f"{type(arg).__name__} {arg!r}" if not isinstance(arg, (bytes, bytearray, memoryview)) else (
-        f"{type(arg).__name__} of {len(arg)} bytes"
-    )  # fmt: skip
     raise TypeError(
-        f"argument {index} of kernel {kernel_name!r} is declared as {one.declared!r} and takes {what}, not {given}"
+        f"argument {index} of kernel {kernel_name!r} is declared as {one.declared!r} and takes {what}, "
+        f"not {_given(arg)}"
     )
+
+
+def _given(arg: Any) -> str:
+    name = type(arg).__name__
+    if isinstance(arg, (MemHandle, np.generic, bool, int, float, complex)):
+        return f"{name} {arg!r}"
+    try:
+        return f"{name} of {memoryview(arg).nbytes} bytes"
+    except (TypeError, ValueError):
+        return name
 
 
 def _plain(kind: type[np.generic]) -> bool:
