@@ -9,8 +9,7 @@ Prints::
       table 0, made at ...leak_hunt.py:...
       table 1, made at ...leak_hunt.py:...
       table 2, made at ...leak_hunt.py:...
-    'table 0' (4096 bytes, created at ...leak_hunt.py:...) by create_buffer: not released
-      because of its MemHandle: entry 0 of a dict, in global 'CACHE' of module __main__
+    table 0 is alive because of its MemHandle: entry 0 of a dict, in global 'CACHE' of module __main__
     mended: 3 requests leave 0 buffers behind
     0 objects alive
 """
@@ -60,7 +59,8 @@ def main() -> None:
     print(f"3 requests leave {len(scope.leaks)} buffers behind, {sum(leak.size for leak in scope.leaks)} bytes:")
     for leak in scope.leaks:
         print(f"  {leak.label}, made at {leak.site}")
-    print("\n".join(str(cml.report()).splitlines()[2:4]))  # of the first of them
+    first = cml.report().records[0]
+    print(f"{first.label} is alive because of {first.why[0]}")
     while CACHE:
         CACHE.popitem()[1].release()
 

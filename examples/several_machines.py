@@ -12,7 +12,6 @@ Prints::
 
 import logging
 import os
-import signal
 import sys
 
 import numpy as np
@@ -61,14 +60,16 @@ def main() -> None:
     with Client(n_workers=2, dashboard_address=":0", silence_logs=logging.CRITICAL) as client:
         client.register_plugin(Engine(), name="engine")
         once = client.map(look_up, list(data))
-        wait(once, timeout=60)
+        wait(once, timeout=300)
         address, pid = next(iter(client.run(os.getpid).items()))
         print(f"a worker was killed, and {len(client.has_what()[address])} results with it")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, 9)
+        while address in client.has_what():
+            pass  # until its death is known
         twice = client.map(look_up, once)
-        wait(twice, timeout=60)
+        wait(twice, timeout=300)
         np.testing.assert_array_equal(client.gather(twice), TABLE[TABLE[data]])
-        client.wait_for_workers(2, timeout=60)  # somebody starts another one
+        client.wait_for_workers(2, timeout=300)  # somebody starts another one
         print("alive on the workers:", *client.run(lambda: [record.label for record in cml.live()]).values())
         client.unregister_worker_plugin("engine")
         print(f"{sum(map(len, client.run(cml.live).values()))} objects alive, and all blocks agree with NumPy")
