@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import clmemlife as cml
 
 README = Path(__file__).resolve().parents[1] / "README.md"
+CALLS_PAGE = README.parent / "docs" / "reference" / "opencl-calls.md"
 HEADING = re.compile(r"^(Parameters|Returns|Yields|Raises|Attributes|Notes|Examples)\n-{3,}\n", re.MULTILINE)
 FIELD = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)( :.*)?$", re.MULTILINE)
 MADE_BY_THE_LIBRARY = {"ChunkStream", "MemHandle", "Slot", "Staging"}
@@ -205,6 +206,12 @@ def test_what_stands_for_an_opencl_call_names_its_source_whose_the_memory_is_and
             if not re.search(pattern, " ".join(ALL[name].doc.split())):
                 wrong.append(f"{name} does not name {what}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_opencl_calls_that_docstrings_name_are_in_the_reference() -> None:
+    known = set(re.findall(r"`(cl[A-Z]\w+)`", CALLS_PAGE.read_text(encoding="utf-8")))
+    named = {call: one.name for one in ALL.values() for call in re.findall(r"``(cl[A-Z]\w+)``", one.doc)}
+    assert {call: name for call, name in named.items() if call not in known} == {}
 
 
 def test_the_table_is_read() -> None:
