@@ -20,7 +20,10 @@ from ._site import caller_site
 from .exceptions import AlignmentError, ContextMismatchError
 
 _Events = tuple[cl.Event, ...]
+_Event: Any = cl.Event
+_NO_PITCHES = (0, 0)
 _USER, _COMMAND_TYPE = cl.command_type.USER, cl.event_info.COMMAND_TYPE
+_record = Use.record
 _OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
@@ -61,10 +64,10 @@ def submit(
         return result
     key, out_of_order = getattr(queue, "_clmemlife_key", None) or describe_queue(queue)
     events, gates, opened = describe_waits(waits) if waits else ((), (), ())
+    accesses = (uses[0].record(),) if len(uses) == 1 else tuple(map(_record, uses))
     record = _journal.Command(
-        kind, key, name, out_of_order, tuple([use.record() for use in uses]), events, gates, opened, caller_site(),
-        blocking, mapping, undefined,
-    )  # fmt: skip
+        kind, key, name, out_of_order, accesses, events, gates, opened, caller_site(), blocking, mapping, undefined
+    )
     _journal.before(record)
     try:
         result = call(*arguments)
@@ -108,7 +111,7 @@ def plain_event(event: cl.Event) -> cl.Event:
 
     The destructor of that of a host copy waits, holding the interpreter: it stays in the in-flight table.
     """
-    if isinstance(event, cl.NannyEvent):
+    if type(event) is not _Event and isinstance(event, cl.NannyEvent):
         with suppress(cl.Error):  # the command is enqueued: whatever happens, its event must reach the caller
             return _opencl.wrap_event(event.int_ptr, True)
     return event
@@ -116,10 +119,14 @@ def plain_event(event: cl.Event) -> cl.Event:
 
 def describe_waits(events: Iterable[cl.Event]) -> tuple[_Events, _Events, _Events]:
     """Return a wait-list as events that may be dropped, and of them the user events not yet set, and those set."""
-    events = tuple([one if type(one) is cl.Event else plain_event(one) for one in events])
-    users = [one for one in events if one.get_info(_COMMAND_TYPE) == _USER]  # to ask for its queue might flush that
-    if not users:
+    events = tuple(events)
+    for one in events:  # to ask for its queue might flush that
+        if type(one) is not _Event or one.get_info(_COMMAND_TYPE) == _USER:
+            break
+    else:
         return events, (), ()
+    events = tuple(map(plain_event, events))
+    users = [one for one in events if one.get_info(_COMMAND_TYPE) == _USER]
     unset = tuple([one for one in users if one.command_execution_status > 0])
     return events, unset, tuple([one for one in users if one not in unset])
 
@@ -141,11 +148,12 @@ def whole(mem: Any, *, reads: bool, writes: bool) -> Use:
     """Return the use of all of a handle or PyOpenCL memory object."""
     if isinstance(mem, MemHandle):
         entry = mem._entry
-        return Use(entry.root, entry.offset, entry.offset + entry.size, reads=reads, writes=writes, label=entry.label)
+        start = entry.offset
+        return Use(entry.root, start, start + entry.size, reads, writes, False, None, _NO_PITCHES, entry.label)
     root, offset = locate(mem)
     if _journal.listeners:
         root = _foreign.known(root)
-    return Use(root, offset, offset + mem.size, reads=reads, writes=writes)
+    return Use(root, offset, offset + mem.size, reads, writes)
 
 
 def check_usable(handle: MemHandle, queue: cl.CommandQueue) -> None:

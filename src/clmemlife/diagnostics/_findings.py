@@ -194,7 +194,7 @@ def judged(surveys: list[Survey]) -> list[Finding]:
     edges: set[tuple[Node, int]] = set()
     for survey in surveys:
         if survey.unordered or survey.undefined:
-            node, access = survey.node, survey.access
+            node, access = survey.use
             if node.start is not None:  # an unmap: whatever came between was judged against its map
                 continue
             for other, theirs in survey.unordered.items():

@@ -36,15 +36,14 @@ def _collisions(order: Order, objects: Objects, access: Access) -> Iterator[Node
 
 def explained(uses: Uses) -> str:
     """Return the recent uses of a memory object, oldest first, as text."""
-    live = {node.number for segment in uses.segments for node, _ in segment[2] if node.mapped or node.live()}
+    live = {node for segment in uses.segments for node, _ in segment[2] if node.mapped or node.live()}
     if not uses.recent:
         return "no use on record"
     a = uses.recent[-1][-1]
     lines = [f"{a.label or 'memory object'} ({a.size} bytes, created at {a.site})"]
-    for number, kind, name, queue, site, a in uses.recent:
+    for node, a in uses.recent:
         does = " and ".join(verb for verb, on in (("reads", a.reads), ("writes", a.writes)) if on)
-        shift = a.alias[1] if a.alias else 0
-        party = Party(kind, name, queue, site, a.start - shift, a.stop - shift, a.box, assumed=a.assumed)
-        state = ": what comes next must be ordered behind it" if number in live else ""
+        party = Party.of(node, a)
+        state = ": what comes next must be ordered behind it" if node in live else ""
         lines.append(f"  {party} {party.using(does)}{state}")
     return "\n".join(lines)

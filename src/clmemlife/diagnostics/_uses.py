@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from .._journal import Access
 from ._clocks import Node
@@ -24,86 +24,108 @@ _START, _STOP = itemgetter(0), itemgetter(1)
 _NONE: Final[dict[Node, Access]] = {}
 
 
-class Survey:
-    """What one access finds, and what it would change: the segments `old`, from number `first` on, become `new`."""
+class Survey(NamedTuple):
+    """What one access finds, and what it would change: `uses.segments` from `base` to `new`.
 
-    __slots__ = ("access", "base", "first", "new", "node", "old", "undefined", "unordered", "uses")
+    `unordered` are the commands of whose uses nothing orders one with this access; `undefined` the migrations since
+    which nobody wrote what it reads.
+    """
 
-    def __init__(self, uses: Uses, node: Node, access: Access) -> None:
-        self.uses, self.node, self.access = uses, node, access
-        self.unordered = _NONE  # the commands of whose uses nothing orders one with this access
-        self.undefined = _NONE  # the migrations since which nobody wrote what it reads
-        start, stop = access.start, access.stop
-        self.base = segments = uses.segments
-        alone: tuple[Use] = ((node, access),)
-        self.new: list[Segment]
-        if len(segments) == 1 and not node.undefined:  # as it mostly is
-            low, high, theirs, undefined = segments[0]
-            if low == start and high == stop and undefined is None:
-                self.first, self.old = 0, segments
-                other, their = theirs[0]
-                if (
-                    len(theirs) == 1
-                    and other.chain is node.chain
-                    and other.index < node.index
-                    and (access.writes or not their.writes)
-                    and not (other.mapped or access.box or access.rows)
-                ):
-                    self.new = [(start, stop, alone, None)]
-                    return
-                kept = self._kept(theirs)
-                self.new = [(start, stop, (*kept, *alone) if kept else alone, None)]
-                return
-        self.first = first = bisect_right(segments, start, key=_STOP)
-        self.old = segments[first : bisect_left(segments, stop, first, key=_START)]
-        self.new = []
-        fresh = alone[0] if node.undefined else None
-        defines = access.writes and (node.undefined or node.kind != "migrate")
-        for low, high, theirs, undefined in self.old:
-            if low < start:
-                self.new.append((low, start, theirs, undefined))
-            elif start < low:
-                _append(self.new, (start, low, alone, fresh))
-                start = low
-            if undefined is not None and access.reads and not access.assumed and undefined[0].before(node):
-                self.undefined = {**self.undefined, undefined[0]: undefined[1]}
-            kept = self._kept(theirs)
-            end = high if high < stop else stop
-            _append(self.new, (start, end, (*kept, *alone) if kept else alone, fresh if defines else undefined))
-            if stop < high:
-                self.new.append((stop, high, theirs, undefined))
-            start = end
-        if start < stop:
-            _append(self.new, (start, stop, alone, fresh))
+    uses: Uses
+    use: Use
+    base: list[Segment]
+    new: list[Segment]
+    unordered: dict[Node, Access]
+    undefined: dict[Node, Access]
 
-    def _kept(self, uses: tuple[Use, ...]) -> list[Use]:
-        """Return the uses that this access does not stand for; note those that it collides with, unordered."""
-        node, access = self.node, self.access
-        chain, clock = node.chain, node.clock
-        reads, writes, boxed = access.reads, access.writes, _in_part(access)
-        kept = []
-        for use in uses:
-            other, theirs = use
-            index, its_chain = other.index, other.chain
-            if other.mapped:
-                behind = False
-            elif index <= its_chain.ordered:
-                continue
+
+_make: Final = tuple.__new__  # what a NamedTuple does, at half the price
+
+
+def survey(uses: Uses, node: Node, access: Access) -> Survey:
+    """Look at what an access finds, and change nothing."""
+    segments = uses.segments
+    start, stop = access.start, access.stop
+    use = node, access
+    if len(segments) == 1 and not node.undefined:  # as it mostly is
+        low, high, theirs, undefined = segments[0]
+        if low == start and high == stop and undefined is None and not (access.box or access.rows):
+            kept: tuple[Use, ...] = ()
+            writes, chain, index = access.writes, node.chain, node.index
+            for one in theirs:
+                other = one[0]
+                if other.chain is not chain or other.index >= index or other.mapped:
+                    break
+                if not writes and one[1].writes:
+                    kept = (*kept, one)
             else:
-                behind = other is node or (
-                    index < node.index if its_chain is chain else clock.get(its_chain, 0) >= index
-                )
-            if behind:
-                if (writes or not theirs.writes) and (not boxed or _covers(access, theirs)):
-                    continue
-            elif (
-                (writes or (reads and theirs.writes))
-                and ((not boxed and theirs.rows is None) or access.overlaps(theirs))
-                and (other.mapped or not node.before(other))
-            ):
-                self.unordered = {**self.unordered, other: self.unordered.get(other, theirs)}
-            kept.append(use)
-        return kept
+                return _make(Survey, (uses, use, segments, [(start, stop, (*kept, use), None)], _NONE, _NONE))
+            rest, found = _kept(theirs, node, access)
+            return _make(Survey, (uses, use, segments, [(start, stop, (*rest, use), None)], found, _NONE))
+    return _surveyed(uses, node, access)
+
+
+def _surveyed(uses: Uses, node: Node, access: Access) -> Survey:
+    segments, start, stop = uses.segments, access.start, access.stop
+    unordered: dict[Node, Access] = {}
+    undefined: dict[Node, Access] = {}
+    use = node, access
+    first = bisect_right(segments, start, key=_STOP)
+    last = bisect_left(segments, stop, first, key=_START)
+    new: list[Segment] = []
+    fresh = use if node.undefined else None
+    defines = access.writes and (node.undefined or node.kind != "migrate")
+    for low, high, theirs, empty in segments[first:last]:
+        if low < start:
+            new.append((low, start, theirs, empty))
+        elif start < low:
+            _append(new, (start, low, (use,), fresh))
+            start = low
+        if empty is not None and access.reads and not access.assumed and empty[0].before(node):
+            undefined[empty[0]] = empty[1]
+        kept, found = _kept(theirs, node, access)
+        for other, their in found.items():
+            unordered.setdefault(other, their)
+        end = high if high < stop else stop
+        _append(new, (start, end, (*kept, use), fresh if defines else empty))
+        if stop < high:
+            new.append((stop, high, theirs, empty))
+        start = end
+    if start < stop:
+        _append(new, (start, stop, (use,), fresh))
+    if first or last < len(segments):
+        new = [*segments[:first], *new, *segments[last:]]
+    return Survey(uses, use, segments, new, unordered, undefined)
+
+
+def _kept(uses: tuple[Use, ...], node: Node, access: Access) -> tuple[list[Use], dict[Node, Access]]:
+    """Return the uses that an access does not stand for, and those commands that it collides with, unordered."""
+    chain, later = node.chain, node.clock.get
+    reads, writes, boxed = access.reads, access.writes, _in_part(access)
+    kept = []
+    found = _NONE
+    for use in uses:
+        other, theirs = use
+        index, its_chain = other.index, other.chain
+        if other.mapped:
+            behind = False
+        elif index <= its_chain.ordered:
+            continue
+        elif its_chain is chain:
+            behind = index < node.index or other is node
+        else:
+            behind = later(its_chain, 0) >= index
+        if behind:
+            if (writes or not theirs.writes) and (not boxed or _covers(access, theirs)):
+                continue
+        elif (
+            (writes or (reads and theirs.writes))
+            and ((not boxed and theirs.rows is None) or access.overlaps(theirs))
+            and (other.mapped or not node.before(other))
+        ):
+            found = {**found, other: found.get(other, theirs)}
+        kept.append(use)
+    return kept, found
 
 
 class Uses:
@@ -114,7 +136,7 @@ class Uses:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []  # disjoint, in order; the list is replaced, never changed
-        self.recent: deque[tuple[int, str, str, int, str, Access]] = deque(maxlen=32)
+        self.recent: deque[Use] = deque(maxlen=32)
         self.limit = self.slack
 
     def colliding(self, access: Access) -> Iterator[Use]:
@@ -123,26 +145,31 @@ class Uses:
         for _, _, uses, _ in self.segments[first : bisect_left(self.segments, access.stop, first, key=_START)]:
             yield from (use for use in uses if (access.writes or use[1].writes) and access.overlaps(use[1]))
 
-    def record(self, survey: Survey) -> Survey:
+    def record(self, found: Survey) -> Survey:
         """Add the use that was surveyed; return what `forget` needs to take it back."""
-        segments = self.segments
-        if survey.base is not segments:  # by another access of the same command
-            survey = Survey(self, survey.node, survey.access)
-        node, first, last = survey.node, survey.first, survey.first + len(survey.old)
-        self.segments = [*segments[:first], *survey.new, *segments[last:]] if first or segments[last:] else survey.new
-        self.recent.append((node.number, node.kind, node.name, node.queue.number, node.site, survey.access))
-        return survey
+        _, use, base, new, _, _ = found
+        if base is not self.segments:  # by another access of the same command
+            found = survey(self, *use)
+            new = found.new
+        self.segments = new
+        self.recent.append(use)
+        return found
 
-    def forget(self, survey: Survey) -> None:
+    def forget(self, found: Survey) -> None:
         """Take back a use by a command that the driver refused."""
-        first, last = survey.first, survey.first + len(survey.new)
-        if self.segments[first:last] == survey.new:
-            self.segments = [*self.segments[:first], *survey.old, *self.segments[last:]]
+        base, new, now = found.base, found.new, self.segments
+        same, shorter = 0, min(len(base), len(new))
+        while same < shorter and base[same] is new[same]:
+            same += 1
+        rest = 0
+        while rest < shorter - same and base[-1 - rest] is new[-1 - rest]:
+            rest += 1
+        mine = new[same : len(new) - rest]
+        if now[same : same + len(mine)] == mine:
+            self.segments = [*now[:same], *base[same : len(base) - rest], *now[same + len(mine) :]]
         else:  # another thread came in between
-            node = survey.node
-            self.segments = [
-                (a, b, tuple(use for use in uses if use[0] is not node), u) for a, b, uses, u in self.segments
-            ]
+            node = found.use[0]
+            self.segments = [(a, b, tuple(use for use in uses if use[0] is not node), u) for a, b, uses, u in now]
         if self.recent:
             self.recent.pop()
 

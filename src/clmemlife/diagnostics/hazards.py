@@ -24,7 +24,7 @@ and events are opaque hashable values.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
-from typing import Final, Literal
+from typing import Literal
 
 from .._journal import Access, Command, Flushed, HostRecord, HostWait, Released, UserEventSet
 from ._clocks import Node
@@ -33,12 +33,11 @@ from ._hangs import endless, unflushed
 from ._order import Order
 from ._questions import dependencies, explained
 from ._steps import Steps
-from ._uses import Objects, Survey, Uses, with_role
+from ._uses import Objects, Survey, Uses, survey, with_role
 
 __all__ = ["Checker", "Finding", "Party"]
 
 Mode = Literal["raise", "warn", "record"]
-_NO_SURVEYS: Final[list[Survey]] = []
 
 
 class Checker(Steps):
@@ -166,16 +165,13 @@ class Checker(Steps):
             if access.alias is not None:
                 node.accesses = self._objects.placed(node.accesses)
                 break
-        surveys = _NO_SURVEYS
-        if node.pending:
-            found = endless(order, node, Party.of(node)) if command.blocking else None
-        else:
-            surveys = self._surveys(node, node.accesses)
-            found = None
-            for survey in surveys:
-                if survey.unordered or survey.undefined:
-                    found = judged(surveys)
-                    break
+        surveys: list[Survey] = []
+        found: list[Finding] | None = None
+        if not node.pending:
+            if self._survey(node, node.accesses, surveys):
+                found = judged(surveys)
+        elif command.blocking:
+            found = endless(order, node, Party.of(node))
         if command.raw and command.waits:
             if self._later:
                 self._catch_up()
@@ -183,7 +179,9 @@ class Checker(Steps):
         if found:
             self._report.add(found)
         order.commit(command, node)
-        self._in_flight[id(command)] = command, node, [survey.uses.record(survey) for survey in surveys]
+        for number, one in enumerate(surveys):
+            surveys[number] = one[0].record(one)
+        self._in_flight[id(command)] = command, node, surveys
 
     def _after(self, command: Command) -> None:
         known = self._in_flight.pop(id(command), None)
@@ -199,8 +197,8 @@ class Checker(Steps):
         _, node, undo = self._in_flight.pop(id(command), (None, None, None))
         if node is None or undo is None:
             return
-        for survey in reversed(undo):
-            survey.uses.forget(survey)
+        for one in reversed(undo):
+            one.uses.forget(one)
         if node.start is not None:
             node.start.mapped = True
         self._order.take_back(command, node)
@@ -250,11 +248,11 @@ class Checker(Steps):
         if not node.pending:
             self._report.add(self._take(node, accesses))
 
-    def _surveys(self, node: Node, accesses: tuple[Access, ...]) -> list[Survey]:
-        """Return what the accesses of a command that has its place find and would change."""
+    def _survey(self, node: Node, accesses: tuple[Access, ...], surveys: list[Survey]) -> bool:
+        """Append what the accesses of a command that has its place find; return whether that is to be judged."""
         if node.start is not None:
             node.start.mapped = False  # only now can the unmap stand for its map
-        surveys, by_number = [], self._objects.uses
+        wrong, by_number = False, self._objects.uses
         for access in accesses:
             if access.start < access.stop:
                 uses = by_number.get(access.obj)
@@ -262,15 +260,18 @@ class Checker(Steps):
                     uses = by_number[access.obj] = Uses()
                 elif len(uses.segments) > uses.limit:
                     uses.compact()
-                surveys.append(Survey(uses, node, access))
-        return surveys
+                one = survey(uses, node, access)
+                surveys.append(one)
+                if one[4] or one[5]:
+                    wrong = True
+        return wrong
 
     def _take(self, node: Node, accesses: tuple[Access, ...]) -> list[Finding]:
         """Judge a command that is enqueued already, and let later ones be judged against it."""
-        surveys = self._surveys(node, accesses)
-        found = judged(surveys)
-        for survey in surveys:
-            survey.uses.record(survey)
+        surveys: list[Survey] = []
+        found = judged(surveys) if self._survey(node, accesses, surveys) else []
+        for one in surveys:
+            one.uses.record(one)
         return found
 
     def _open(self, event: Hashable | None) -> list[Finding]:
