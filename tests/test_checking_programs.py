@@ -115,6 +115,7 @@ def _lines(number: int, op: Op, *, gated: bool) -> Iterator[str]:
         yield f"{queue}.finish()"
     else:
         assert op.kind == "barrier"
+        yield "for one in q: one.flush()"  # PyOpenCL's own does not
         yield f"e[{number}] = cl.enqueue_barrier({queue}, wait_for=[{waits}])"
 
 
