@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 import clmemlife as cml
 from clmemlife import In, InOut, MapFlags, Mapping, MemHandle, Migration, _journal, _ledger
-from clmemlife._journal import Access, Command, Flushed, HostWait, Released, UserEventSet
+from clmemlife._journal import Access, Command, Flushed, HostWait, Released
+from clmemlife.diagnostics import _ended
 from clmemlife.diagnostics._graph import dot, quoted
 from clmemlife.diagnostics._recording import Recording
 from clmemlife.diagnostics._rows import MOST_LANES, OBJECTS, Bar, lanes, rows
@@ -460,14 +461,19 @@ def test_nothing_of_opencl_is_kept(field, queue, profiled, kernel, gate):
         gated = cml.enqueue_fill(profiled, field, ONE, wait_for=[done, gate])
         assert {type(one) for one in reachable(recorded)} <= {cl.Event, cl.UserEvent}
     assert reachable(recorded) == []
+    assert not _ended._held
     gate.set_status(0)
     gated.wait()
     assert recorded.commands[-1].status is None  # what comes after the block is not known
 
 
-def test_events_are_let_go_while_it_runs(field, queue):
+def held(recorded: cml.record_timeline) -> int:
+    return len(_ended._held) + len(reachable(recorded))
+
+
+def test_events_are_let_go_while_it_runs_and_known_for_as_long_as_somebody_has_them(field, queue, queue2):
     kept = []
-    with cml.record_timeline() as recorded:
+    with cml.record_timeline() as recorded, cml.record_timeline():
         for number in range(1000):
             event = cml.enqueue_fill(queue, field, ONE)
             if not number % 100:
@@ -475,9 +481,48 @@ def test_events_are_let_go_while_it_runs(field, queue):
             if not number % 50:
                 event.wait()
         event.wait()
-        assert len(reachable(recorded)) < 300
+        assert len(_ended._held) < 300
         cml.enqueue_fill(queue, field, ONE, wait_for=kept).wait()
-    assert [len(one.waits) for one in recorded.commands if one.waits] == [len(kept)]
+        del event
+        for _ in range(30):
+            cml.enqueue_fill(queue, field, ONE).wait()
+        assert held(recorded) < len(kept) + 10
+        kept.clear()
+        for _ in range(30):
+            cml.enqueue_fill(queue, field, ONE).wait()
+        assert held(recorded) < 10
+    assert [len(one.waits) for one in recorded.commands if one.waits] == [10]
+
+
+def test_it_and_the_checker_do_not_keep_events_for_each_other(field, queue):
+    with cml.record_timeline() as recorded, cml.check_hazards():
+        for _ in range(2000):
+            cml.enqueue_fill(queue, field, ONE).wait()
+        assert held(recorded) < 300
+
+
+def test_there_is_a_bound_to_what_is_held_for_others(field, queue, monkeypatch):
+    monkeypatch.setattr(_ended, "MOST", 20)
+    with cml.record_timeline() as recorded:
+        events = [cml.enqueue_fill(queue, field, ONE) for _ in range(100)]
+        queue.finish()
+        assert len(_ended._held) <= 20
+        cml.enqueue_fill(queue, field, ONE, wait_for=events).wait()
+    last = recorded.commands[-1]
+    assert 1 <= len(last.waits) <= 20
+    assert len(last.waits) + last.unseen == 100
+
+
+def test_a_user_event_that_was_set_unseen_is_seen_to_be_set(context, field, queue):
+    gate = cl.UserEvent(context)
+    set_status = cl.UserEvent.set_status
+    with cml.record_timeline() as recorded:
+        gated = cml.enqueue_fill(queue, field, ONE, wait_for=gate)
+        set_status(gate, 0)
+        gated.wait()
+    (event,) = [one for one in recorded.events if one.kind == "user_event"]
+    assert (event.status, event.thread) == (0, "")
+    assert event.end is not None
 
 
 def test_a_long_run_stays_bounded(field, queue, tmp_path):
@@ -722,28 +767,24 @@ def test_every_sort_of_event_has_its_row():
     assert "set to -7" in dot(snapshot)
 
 
-class Event:
-    """An event as the recording sees it."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
-
-    def get_info(self, what: int) -> int:
-        return self.status if what == cl.event_info.COMMAND_EXECUTION_STATUS else 1
-
-
-def take(recording: Recording, *, queue: str = "q", waits: tuple[Any, ...] = (), **other: Any) -> Event:
-    made, event = Command("enqueue_kernel", queue, "k", waits=waits, **other), Event()
+def take(recording: Recording, event: cl.Event, *, queue: str = "q", waits: tuple[Any, ...] = ()) -> None:
+    made = Command("enqueue_kernel", queue, "k", waits=waits)
     recording.before(made)
     made.event = event
     recording.after(made)
-    return event
 
 
-def test_an_end_whose_begin_was_not_seen_is_taken():
+@pytest.fixture
+def event(context) -> cl.Event:
+    made = cl.UserEvent(context)
+    made.set_status(0)
+    return made
+
+
+def test_an_end_whose_begin_was_not_seen_is_taken(event):
     recording = Recording(10)
     made = Command("enqueue_kernel", "q", "k")
-    made.event = Event()
+    made.event = event
     recording.after(made)
     recording.abandoned(made)
     recording.host(HostWait((), None, site="here:1"))
@@ -754,22 +795,11 @@ def test_an_end_whose_begin_was_not_seen_is_taken():
     assert [one.begin == one.end for one in found.events] == [True]
 
 
-def test_a_user_event_that_nobody_can_set_any_more_is_let_go():
-    recording = Recording(1000)
-    for _ in range(300):
-        gate = Event(1)
-        take(recording, waits=(gate,), gates=(gate,))
-        recording.host(UserEventSet(Event(0)))
-    del gate
-    assert len(recording._known) < 200
-    assert sum(one.kind == "user_event" for one in recording.snapshot().events) == 600
-
-
-def test_what_comes_while_the_lock_is_taken_waits_for_its_turn():
+def test_what_comes_while_the_lock_is_taken_waits_for_its_turn(event, context):
     recording = Recording(10)
     with recording._lock:
-        take(recording)
-    take(recording)
+        take(recording, event)
+    take(recording, cl.UserEvent(context))
     assert [one.number for one in recording.snapshot().commands] == [1, 2]
 
 

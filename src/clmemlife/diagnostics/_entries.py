@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import pyopencl as cl
@@ -11,6 +12,7 @@ import pyopencl as cl
 from .._journal import Command
 from ._spans import Clock, Sample, TimelineCommand, TimelineEvent, TimelineQueue
 
+_PROFILE = (cl.profiling_info.QUEUED, cl.profiling_info.SUBMIT, cl.profiling_info.START, cl.profiling_info.END)
 _PROFILED = cl.command_queue_properties.PROFILING_ENABLE
 _OUT_OF_ORDER = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
@@ -70,11 +72,27 @@ class Entry:
         self.accesses, self.blocking, self.mapping = command.accesses, command.blocking, command.mapping
         self.called, self.returned = called, returned
         self.event: Any = command.event
+        if self.event is not None:
+            queue.pending += 1
         self.waits: tuple[int, ...] = ()
         self.unseen = 0
         self.seen: int | None = None
         self.status: int | None = None
         self.profile: tuple[int, int, int, int] | None = None
+
+    def settle(self, status: int | None, now: int) -> None:
+        """Keep what the event says at its end."""
+        self.status, self.seen = status, now
+        if status == 0 and self.queue.profiled:
+            with suppress(cl.Error):
+                queued, submitted, started, ended = [self.event.get_profiling_info(one) for one in _PROFILE]
+                self.profile = queued, submitted, started, ended
+
+    def let_go(self) -> None:
+        """Hold the event no longer."""
+        if self.event is not None:
+            self.event = None
+            self.queue.pending -= 1
 
     def sample(self) -> Sample | None:
         """Return what it tells of the clock of its device, if that makes sense."""
@@ -100,16 +118,23 @@ class Entry:
 
 
 class User:
-    """One user event."""
+    """One user event; `event` only until that was seen to be set."""
 
-    __slots__ = ("begin", "end", "number", "status", "thread")
-    event = None
+    __slots__ = ("begin", "end", "event", "number", "status", "thread")
 
-    def __init__(self, number: int, begin: int) -> None:
-        self.number, self.begin = number, begin
+    def __init__(self, event: Any, number: int, begin: int) -> None:
+        self.event, self.number, self.begin = event, number, begin
         self.end: int | None = None
         self.status: int | None = None
         self.thread = ""
+
+    def settle(self, status: int | None, now: int) -> None:
+        """Take note that it was set."""
+        self.end, self.status = now, status
+
+    def let_go(self) -> None:
+        """Hold the event no longer."""
+        self.event = None
 
     def record(self) -> TimelineEvent:
         """Return what is known now."""

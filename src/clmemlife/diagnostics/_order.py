@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Hashable, Iterator
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from .._journal import Command
 from ._clocks import Node, Queue, joined, prolonged
@@ -218,15 +218,7 @@ class Order:
         node.preds = _NO_PREDS
 
 
-class _HasEvent(Protocol):
-    @property
-    def event(self) -> Hashable | None: ...
-
-
-_Known = TypeVar("_Known", bound=_HasEvent)
-
-
-def _references(nodes: dict[Hashable, _Known]) -> list[int]:
+def _references(nodes: dict[Hashable, Node]) -> list[int]:
     return [sys.getrefcount(event) - (node.event is event) for event, node in nodes.items()]
 
 
@@ -239,7 +231,7 @@ def _unheld() -> int:
 _UNHELD: Final = _unheld()  # what `_references` says of an event that nobody but `Order.nodes` knows
 
 
-def held_elsewhere(nodes: dict[Hashable, _Known]) -> dict[Hashable, _Known]:
+def held_elsewhere(nodes: dict[Hashable, Node]) -> dict[Hashable, Node]:
     """Return the entries whose event somebody else holds too."""
     held = [count > _UNHELD for count in _references(nodes)]
     return {event: node for keep, (event, node) in zip(held, nodes.items(), strict=True) if keep}

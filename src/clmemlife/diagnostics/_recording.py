@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
-import pyopencl as cl
-
 from .. import _journal, _ledger, _opencl
 from .._journal import Command
+from ._awaited import Awaited
 from ._entries import Entry, Map, Queue, User, assemble
-from ._order import held_elsewhere
 from ._spans import Snapshot, TimelineEvent
 
-_STATUS, _REFERENCES = cl.event_info.COMMAND_EXECUTION_STATUS, cl.event_info.REFERENCE_COUNT
-_PROFILE = (cl.profiling_info.QUEUED, cl.profiling_info.SUBMIT, cl.profiling_info.START, cl.profiling_info.END)
 _A_FEW, _MANY = 4, 256  # pending commands that are looked at after a call, and after a wait
 _SLACK = 64
 
@@ -35,7 +29,7 @@ class Recording:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._dropped = limit, 0
-        self._origin, self._end, self._pid = perf_counter_ns(), -1, os.getpid()
+        self._origin, self._end = perf_counter_ns(), -1
         self._lock = threading.Lock()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._numbers, self._queue_numbers = itertools.count(1), itertools.count(1)
@@ -44,10 +38,9 @@ class Recording:
         self._entries: deque[Entry] = deque()
         self._over: deque[TimelineEvent | User | Map] = deque()
         self._bytes: deque[tuple[int, int]] = deque(maxlen=limit)
-        self._pending: deque[Entry] = deque()
-        self._known: dict[Hashable, Any] = {}  # Entry or User
+        self._events = Awaited(self._now, self._finish)
         self._queues: dict[Hashable, Queue] = {}
-        self._tidy_at = self._queues_at = _SLACK
+        self._queues_at = _SLACK
         self._maps: dict[int, Map] = {}
         self._objects: dict[int, TimelineEvent] = {}
 
@@ -97,44 +90,33 @@ class Recording:
     def close(self) -> None:
         """End: look once more at what is pending, then let go of all events."""
         with self._lock:
-            self._catch_up()
+            self._work()
+            self._events.poll()
             self._end = self._now()
-            self._forget()
+            self._events.close()
+            self._calls.clear()
 
     def forget_in_child(self) -> None:
         """Keep what a forked child inherits for ever: to let go of it would reach the driver."""
         self._lock = threading.Lock()
-        _opencl.immortalise(([one.event for one in self._pending], self._known.copy(), list(self._inbox)))
+        _opencl.immortalise(list(self._inbox))
         self._inbox.clear()
-        self._forget()
+        self._events.forget_in_child()
 
     def snapshot(self) -> Snapshot:
         """Return all that is known now."""
         with self._lock:
-            self._catch_up()
-            unset = [one for one in self._known.values() if isinstance(one, User) and one.end is None]
+            self._work()
+            self._events.poll()
             mine = threading.get_ident()
             waits = [
                 self._wait(begin, None, record, thread)
                 for key, (begin, record, thread) in self._waiting.items() if key != mine
             ]  # fmt: skip
-            over = [*self._over, *self._maps.values(), *self._objects.values(), *unset, *waits]
+            over = [*self._over, *self._maps.values(), *self._objects.values(), *self._events.unset(), *waits]
             commands, events = assemble(self._entries, over)
             end = self._now() if self._end < 0 else self._end
             return Snapshot(commands, events, tuple(self._bytes), self._dropped, end)
-
-    def _catch_up(self) -> None:
-        self._work()
-        self._poll(len(self._pending))
-
-    def _forget(self) -> None:
-        for entry in self._pending:
-            self._let_go(entry)
-        self._pending.clear()
-        for known in self._known.values():
-            self._give_up(known)
-        self._known.clear()
-        self._calls.clear()
 
     # -- one thing at a time -------------------------------------------------------------------------------------------
 
@@ -143,7 +125,7 @@ class Recording:
         while self._inbox and self._lock.acquire(blocking=False):
             try:
                 self._work()
-                self._poll(_A_FEW)
+                self._events.poll(_A_FEW)
             finally:
                 self._lock.release()
 
@@ -173,16 +155,13 @@ class Recording:
         entry.waits = tuple([number for number in waits if number is not None])
         entry.unseen = waits.count(None)
         if len(self._entries) >= self._limit:
-            self._let_go(self._entries.popleft())
+            self._events.let_go(self._entries.popleft())
             self._dropped += 1
         self._entries.append(entry)
         if entry.event is not None:
-            queue.pending += 1
-            self._known[entry.event] = entry
-            if not (entry.blocking and self._observe(entry, returned)):
-                self._pending.append(entry)
-            if len(self._known) > self._tidy_at:
-                self._tidy()
+            self._events.add(entry)
+            if entry.blocking:
+                self._events.observe(entry, returned)
         if entry.mapping is not None and entry.kind == "map":
             self._maps[entry.mapping] = Map(entry)
         elif entry.mapping is not None and entry.mapping in self._maps:
@@ -191,46 +170,44 @@ class Recording:
             self._finish(use)
 
     def _awaited(self, event: Hashable, command: Command, now: int) -> int | None:
-        known = self._known.get(event)
-        if known is None and (event in command.gates or event in command.opened):
-            known = self._known[event] = User(next(self._numbers), now)
-        if isinstance(known, User) and event in command.opened:
-            self._set(known, event, now, "")
-        return None if known is None else known.number
+        number = self._events.number(event)
+        if number is None and (event in command.gates or event in command.opened):
+            number = self._user(event, now).number
+        known = self._events.known.get(event)
+        if known is not None and event in command.opened:
+            self._events.observe(known, now)
+        return number
+
+    def _user(self, event: Hashable, now: int) -> User:
+        user = User(event, next(self._numbers), now)
+        self._events.add(user)
+        return user
 
     def _host(self, record: _journal.HostWait | _journal.UserEventSet, now: int, ident: int, thread: str) -> None:
         if isinstance(record, _journal.UserEventSet):
-            user = self._known.get(record.event)
-            if not isinstance(user, User):
-                user = self._known[record.event] = User(next(self._numbers), now)
-            self._set(user, record.event, now, thread)
+            user = self._events.known.get(record.event)
+            if user is None and self._events.number(record.event) is None:
+                user = self._user(record.event, now)
+            if user is not None:
+                user.thread = thread
+                self._events.observe(user, now)
         elif not record.returned:
             self._waiting[ident] = now, record, thread
         else:
             begin, first, _ = self._waiting.pop(ident, (now, record, thread))
             self._finish(self._wait(begin, now, first, thread))
             for event in record.events:
-                entry = self._known.get(event)
-                if isinstance(entry, Entry):
-                    self._observe(entry, now)
-            self._poll(_MANY)
+                known = self._events.known.get(event)
+                if known is not None:
+                    self._events.observe(known, now)
+            self._events.poll(_MANY)
 
     def _wait(self, begin: int, end: int | None, record: _journal.HostWait, thread: str) -> TimelineEvent:
-        of = tuple([self._known[event].number for event in record.events if event in self._known])
+        of = tuple([number for number in map(self._events.number, record.events) if number is not None])
         name = "wait"
         if record.queue is not None:
             name = f"finish queue {self._queue(record.queue, False).number}"
         return TimelineEvent("wait", name, begin, end, str(record.site), thread, of=of)
-
-    def _set(self, user: User, event: Any, now: int, thread: str) -> None:
-        if user.end is None:
-            user.end, user.thread, user.status = now, thread, _status(event)
-            self._finish(user)
-
-    def _give_up(self, known: Entry | User) -> None:
-        """Take note that a user event will not be set any more, as far as is seen."""
-        if isinstance(known, User) and known.end is None:
-            self._finish(known)
 
     def _finish(self, ended: TimelineEvent | User | Map) -> None:
         if len(self._over) >= self._limit:
@@ -249,61 +226,3 @@ class Recording:
             known = self._queues[address] = Queue(next(self._queue_numbers), key, out_of_order)
             known.is_of(key)
         return known
-
-    # -- events: held until they are at their end, known for as long as somebody else holds them -----------------------
-
-    def _poll(self, most: int) -> None:
-        if self._pending and os.getpid() != self._pid:
-            return  # a forked child: the events are the parent's
-        for _ in range(min(most, len(self._pending))):
-            entry = self._pending.popleft()
-            if not self._observe(entry):
-                self._pending.append(entry)
-
-    def _observe(self, entry: Entry, now: int | None = None) -> bool:
-        """Let go of an event that is at its end, and keep what it says; return whether no more is to come."""
-        event = entry.event
-        if event is None:
-            return True
-        status = _status(event)
-        if status is not None and status > 0:
-            return False
-        entry.status, entry.seen = status, self._now() if now is None else now
-        if status == 0 and entry.queue.profiled:
-            with suppress(cl.Error):
-                queued, submitted, started, ended = [event.get_profiling_info(one) for one in _PROFILE]
-                entry.profile = queued, submitted, started, ended
-        self._let_go(entry)
-        return True
-
-    def _let_go(self, entry: Entry) -> None:
-        if entry.event is not None:
-            entry.event = None
-            entry.queue.pending -= 1
-
-    def _tidy(self) -> None:
-        """Forget events that nobody else holds: they cannot come back in a wait-list."""
-        held = held_elsewhere(self._known)
-        for event, known in self._known.items():
-            if event not in held:
-                if known.event is not None or _shared(event):
-                    held[event] = known
-                else:
-                    self._give_up(known)
-        self._known = held
-        self._tidy_at = 4 * len(held) + _SLACK
-
-
-def _status(event: Any) -> int | None:
-    try:
-        return int(event.get_info(_STATUS))
-    except cl.Error:
-        return None  # cannot be known
-
-
-def _shared(event: Any) -> bool:
-    """Say whether another PyOpenCL object, or anybody else, has a reference to the event."""
-    try:
-        return int(event.get_info(_REFERENCES)) > 1
-    except cl.Error:
-        return False

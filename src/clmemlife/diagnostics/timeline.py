@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _journal, _ledger
-from . import _hooks
+from . import _ended, _hooks
 from ._graph import dot
 from ._picture import draw
 from ._recording import Recording
@@ -78,6 +78,8 @@ class record_timeline:  # noqa: N801 - used like a function, as contextlib.suppr
                 _ledger.observers = tuple(one for one in _ledger.observers if one is not recording)
             _hooks.uninstall()
             recording.close()
+            if not _active:
+                _ended.clear()
 
     def __enter__(self) -> record_timeline:
         self.start()
@@ -174,6 +176,7 @@ def _after_fork_in_child() -> None:
         _journal.unsubscribe(recording)
         _ledger.observers = tuple(one for one in _ledger.observers if one is not recording)
         recording.forget_in_child()
+    _ended.forget_in_child()
 
 
 if hasattr(os, "register_at_fork"):
