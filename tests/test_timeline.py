@@ -26,6 +26,7 @@ import clmemlife as cml
 from clmemlife import In, InOut, MapFlags, Mapping, MemHandle, Migration, _journal, _ledger
 from clmemlife._journal import Access, Command, Flushed, HostWait, Released
 from clmemlife.diagnostics import _ended
+from clmemlife.diagnostics._entries import Entry, Queue
 from clmemlife.diagnostics._graph import dot, quoted
 from clmemlife.diagnostics._recording import Recording
 from clmemlife.diagnostics._rows import MOST_LANES, OBJECTS, Bar, lanes, rows
@@ -675,6 +676,17 @@ def test_the_clock_of_a_device_is_right_within_its_error_and_never_turns_back(ca
         assert abs(clock.host(time) - host(time)) <= clock.error + 2
     found = [clock.host(one) for one in sorted(times)]
     assert found == sorted(found)
+
+
+def test_times_without_that_of_the_queueing_are_another_command_s():
+    command = Command("migrate", object())
+    entry = Entry(command, 1, Queue(1, command.queue, False), 100, 110, "MainThread")
+    entry.profile, entry.seen = (100, 101, 102, 103), 120
+    assert entry.sample() is not None
+    entry.profile = 0, 0, 2, 3
+    assert entry.sample() is None
+    told = entry.record(TimelineQueue(1, "device"), Clock([(100, 0, 0)]))
+    assert (told.started, told.ended, told.seen) == (None, None, 120)
 
 
 def test_a_clock_without_samples_has_no_error():

@@ -52,8 +52,9 @@ class Migration:
 
     Notes
     -----
-    Does not block, except that the first staged one allocates pinned memory. Any thread. With no handles at all the
-    event is that of a marker. OpenCL specification: ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
+    Does not block, except that the first staged one allocates pinned memory, and that NVIDIA's driver waits in the call
+    for what an object that is on another device waits for. Any thread. With no handles at all the event is that of a
+    marker. OpenCL specification: ``clEnqueueMigrateMemObjects``, "Migrating Memory Objects".
     """
 
     __slots__ = ("_event", "_flags", "_handles", "_queue", "_source_queue", "_via", "_wanted")

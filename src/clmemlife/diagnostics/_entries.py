@@ -99,9 +99,9 @@ class Entry:
         if self.profile is None or self.seen is None:
             return None
         queued, _, started, ended = self.profile
-        if not 0 < started <= ended:
-            return None
-        if not 0 < queued <= started:
+        if not queued or not 0 < started <= ended:
+            return None  # NVIDIA's driver gives a migration, and some markers, the begin and end of another command
+        if queued > started:
             return started, self.called - started, self.seen - ended
         return queued, self.called - queued, min(self.returned - queued, self.seen - ended)
 
