@@ -13,7 +13,8 @@ from . import _faults
 from ._places import UNSEEN, Nobody
 
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
-_CLONE = "_clmemlife_event"
+CLONE = "_clmemlife_event"
+_get_info = cl.Event.get_info  # as it is without hooks
 _ENQUEUED = 512  # sites of commands that are remembered, for what fails later
 sites: dict[int, str] = {}
 """Of the latest commands, by the address of their event."""
@@ -33,10 +34,12 @@ def known_event(event: Any, blocking: bool, site: str) -> Any:
             sites.pop(old, None)
     if type(event) is not cl.NannyEvent:
         return event
+    if blocking:  # whoever waits for it later waits for nothing
+        setattr(event, CLONE, None)
+        return Nobody()
     plain = plain_event(event)
-    setattr(event, _CLONE, plain)  # as long as the program has its event, this one is known
-    if not blocking:
-        pending.append((event, plain, site))
+    setattr(event, CLONE, plain)  # as long as the program has its event, this one is known
+    pending.append((event, plain, site))
     return plain
 
 
@@ -44,7 +47,7 @@ def look_at_events(site: str) -> None:
     """Report events of unfinished copies that the program has dropped: their end would have blocked."""
     for entry in pending.copy():
         event, plain, where = entry
-        if plain.get_info(_STATUS) <= 0:
+        if _get_info(plain, _STATUS) <= 0:
             _remove(entry)
         elif sys.getrefcount(event) <= _HELD_HERE:
             _faults.report(
@@ -70,7 +73,7 @@ def _remove(entry: tuple[Any, Any, str]) -> None:
 def let_events_go() -> None:
     """Let go of the events that are complete; keep the others for ever, since their end would wait."""
     look_at_events(UNSEEN)
-    left = [entry for entry in (*pending, *_dropped) if entry[1].get_info(_STATUS) > 0]
+    left = [entry for entry in (*pending, *_dropped) if _get_info(entry[1], _STATUS) > 0]
     if left:
         _opencl.immortalise(left)
     pending.clear()

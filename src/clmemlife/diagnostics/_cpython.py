@@ -95,13 +95,18 @@ watched_array: type | None = _same_layout(np.ndarray)
 can_watch_arrays = watched_array is not None
 
 
+_pointer_at = ctypes.c_void_p.from_address
+_array_type, _watched_type = id(np.ndarray), id(watched_array)
+_its_reference = ctypes.py_object(watched_array)
+
+
 def set_class(array: Any, *, watched: bool) -> None:
     """Make an array one of `watched_array`, or a plain one again."""
     if (type(array) is watched_array) is watched:
         return
-    kind = ctypes.py_object(watched_array)
     if watched:
-        ctypes.pythonapi.Py_IncRef(kind)  # as objects of a type that is no part of the interpreter do
-    ctypes.c_void_p.from_address(id(array) + _TYPE).value = id(watched_array if watched else np.ndarray)
-    if not watched:
-        ctypes.pythonapi.Py_DecRef(kind)
+        ctypes.pythonapi.Py_IncRef(_its_reference)  # as objects of a type that is no part of the interpreter do
+        _pointer_at(id(array) + _TYPE).value = _watched_type
+    else:
+        _pointer_at(id(array) + _TYPE).value = _array_type
+        ctypes.pythonapi.Py_DecRef(_its_reference)

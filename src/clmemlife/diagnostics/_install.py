@@ -11,6 +11,7 @@ from typing import Any
 
 import pyopencl as cl
 
+from .. import _foreign
 from . import (
     _copies,
     _cpython,
@@ -57,6 +58,7 @@ def install() -> None:
             for kind in (cl.Buffer, cl.SVMAllocation) if _cpython.can_see_constructors else ():
                 _constructors.append((kind, _cpython.go_through_init(kind)))
             _mapped.on_drop = _map_hooks.unmapped_by_end
+            _foreign.elsewhere = _wrapped.root_at
             gc.callbacks.append(_wrapped.during_collection)
         except BaseException:
             _users -= 1
@@ -82,7 +84,7 @@ def _put_back() -> None:
         setattr(*_classes.pop())
     _hooks.superseded = False
     _hooks.host.uninstall()
-    _mapped.on_drop = None
+    _mapped.on_drop = _foreign.elsewhere = None
     if _wrapped.during_collection in gc.callbacks:
         gc.callbacks.remove(_wrapped.during_collection)
     _copies.let_events_go()

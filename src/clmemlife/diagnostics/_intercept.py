@@ -24,6 +24,7 @@ from ._uses_of import Bound, Entry, Plan
 outside: Any = SimpleNamespace(rewrite_waits=None, after_enqueue=None)
 """The module that has the hooks of chaos runs, once it is loaded."""
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
+_get_info = cl.Event.get_info  # as it is without hooks
 
 
 def bind(names: Sequence[str], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
@@ -82,7 +83,7 @@ def checked_waits(wait_for: Any, site: str) -> list[Any]:
     waits = list(wait_for)
     for event in waits:
         if isinstance(event, cl.Event):
-            status = event.get_info(_STATUS)
+            status = _get_info(event, _STATUS)
             if status < 0:
                 root = _inflight.root_failure(event)
                 error = functools.partial(DependencyError, event, status, root_event=root)
@@ -106,36 +107,52 @@ def report_failed(text: str, site: str, event: Any, error: Any = None) -> None:
         raise error(message=str(found)) from None
 
 
+def described(
+    plan: Plan, place: tuple[Any, bool], waits: list[Any], site: str, mapping: int | None
+) -> _journal.Command:
+    """Return the record of a command."""
+    key, out_of_order = place
+    if waits:  # of copies that blocked, the events are known to be complete
+        waits = [one for one in waits if getattr(one, _copies.CLONE, one) is not None]
+    events, gates, opened = describe_waits(waits) if waits else ((), (), ())
+    return _journal.Command(
+        plan.kind, key, plan.name, out_of_order, plan.accesses, events, gates, opened, site, plan.blocking, mapping,
+        plan.undefined, raw=True,
+    )  # fmt: skip
+
+
 def published(
     queue: Any, plan: Plan, waits: list[Any], site: str, mapping: int | None, original: Callable[..., Any],
-    arguments: tuple[Any, ...], keywords: dict[str, Any],
+    arguments: tuple[Any, ...], keywords: dict[str, Any], place: tuple[Any, bool] | None = None,
 ) -> Any:  # fmt: skip
     """Publish a command, enqueue it, and keep what must be kept."""
     if _copies.pending:
         _copies.look_at_events(site)
     if _leases.leases:
         _leases.look_at_leases(site)
-    key, out_of_order = describe_queue(queue)
-    events, gates, opened = describe_waits(waits) if waits else ((), (), ())
-    record = _journal.Command(
-        plan.kind, key, plan.name, out_of_order, plan.accesses, events, gates, opened, site, plan.blocking, mapping,
-        plan.undefined, raw=True,
-    )  # fmt: skip
+    for faults in _faults.active:
+        faults.commands += 1
+        faults.maps += plan.kind == "map"
     if _wrapped.pools:
         for access in plan.accesses:
             if access.obj in _wrapped.pools:
                 _wrapped.pools[access.obj].add(site)
-    _journal.before(record)
+    record = None
+    if _journal.listeners:
+        record = described(plan, place or describe_queue(queue), waits, site, mapping)
+        _journal.before(record)
     try:
         result = original(*arguments, **keywords)
     except BaseException as error:
-        _journal.abandoned(record)
+        if record is not None:
+            _journal.abandoned(record)
         if isinstance(error, cl.Error):
             explain(error, plan, site)
         raise
     event = result[1] if type(result) is tuple else result
     plain = _copies.known_event(event, plan.blocking, site)
-    _journal.after(record, plain)
+    if record is not None:
+        _journal.after(record, plain)
     for wrapper in plan.wrappers:
         if wrapper.host is not None:
             shared = wrapper.shared

@@ -7,68 +7,96 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
-from .. import _foreign, _kernel_args
+from .. import _kernel_args
 from .._journal import Access
 from .._kernel_types import ASSUMED
 from ..exceptions import ReleasedError
 from . import _faults, _svm
-from ._places import caller
+from ._places import KEY, outer_site
 from ._wrapped import Wrapper, usable
 
 ARGUMENTS = "_clmemlife_arguments"
 _WRITES = "_clmemlife_writes"
-Argument = tuple[Any, str]  # a `Wrapper` or SVM range, and where it was set
+_SCALARS = (np.generic, int, float, cl.LocalMemory)
 
 
-def note_argument(kernel: Any, index: int, value: Any, site: str) -> None:
+class Arguments:
+    """The memory objects among the arguments of a kernel, by number: with the lines that set them."""
+
+    __slots__ = ("accesses", "entries", "on_host")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[Any, str]] = {}  # a `Wrapper`, a `Range` of shared virtual memory, or None
+        self.accesses: tuple[Access, ...] | None = None  # of a launch, as long as no argument changes
+        self.on_host: tuple[Wrapper, ...] = ()
+
+
+def note_argument(kernel: Any, index: int, value: Any) -> None:
     """Take note of an argument that is about to be set; a released object is an error before it is a crash."""
-    arguments = kernel.__dict__.get(ARGUMENTS)
-    if isinstance(value, cl.MemoryObjectHolder):
-        if arguments is None:
-            arguments = kernel.__dict__[ARGUMENTS] = {}
-        arguments[index] = usable(value, site, f"argument {index} of kernel {_name(kernel)!r}"), site
+    arguments: Arguments | None = kernel.__dict__.get(ARGUMENTS)
+    if isinstance(value, _SCALARS):
+        if arguments is not None and arguments.entries.pop(index, None) is not None:
+            arguments.accesses = None
+        return
+    if arguments is None:
+        arguments = kernel.__dict__[ARGUMENTS] = Arguments()
+    tripwire = getattr(value, KEY, None)
+    about = tripwire.about if tripwire is not None else None
+    if type(about) is Wrapper and about.released is None:
+        known = arguments.entries.get(index)
+        if known is not None and known[0] is about:
+            return
+    elif isinstance(value, cl.MemoryObjectHolder):
+        what = f"argument {index} of kernel {_kernel_args.name_of(kernel)!r}"
+        about = usable(value, outer_site(sys._getframe(2)), what)
     elif isinstance(value, cl.SVMPointer):
-        if arguments is None:
-            arguments = kernel.__dict__[ARGUMENTS] = {}
-        arguments[index] = _svm.range_of(value), site
-    elif arguments:
-        arguments.pop(index, None)
+        about = _svm.range_of(value)
+    elif arguments.entries.pop(index, None) is None:
+        return
+    else:
+        about = None
+    arguments.accesses = None
+    if about is not None:
+        arguments.entries[index] = about, outer_site(sys._getframe(2))
 
 
-def _name(kernel: Any) -> str:
-    return _kernel_args.name_of(kernel)
-
-
-def kernel(kernel: Any, site: str) -> tuple[str, list[Wrapper], tuple[Access, ...]]:
-    """Return the name of a kernel that is about to be launched, the objects that it uses, and their bytes."""
+def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Access, ...]]:
+    """Return the name of a kernel that is about to be launched, its objects on host memory, and the bytes it uses."""
     name = _kernel_args.name_of(kernel)
-    arguments: dict[int, Argument] = kernel.__dict__.get(ARGUMENTS) or {}
-    if not arguments:
-        return name, [], ()
-    parameters = _kernel_args.parameters(kernel)
-    wrappers, accesses = [], []
-    for index, (about, where) in arguments.items():
-        if type(about) is not Wrapper:
-            if about is not None:
-                accesses.append(about.access(ASSUMED, site))
-            continue
-        if about.released is not None:
+    arguments: Arguments | None = kernel.__dict__.get(ARGUMENTS)
+    if arguments is None:
+        return name, (), ()
+    for index, (about, where) in arguments.entries.items():
+        if type(about) is Wrapper and about.released is not None:
             _check_owner(name, index, about, where, site)
-        wrappers.append(about)
-        mode = parameters[index].mode if index < len(parameters) else ASSUMED
-        accesses.append(about.whole(mode))
-    return name, wrappers, tuple(accesses)
+    if arguments.accesses is None:
+        _describe(kernel, arguments, site)
+    return name, arguments.on_host, arguments.accesses or ()
+
+
+def _describe(kernel: Any, arguments: Arguments, site: str) -> None:
+    parameters = _kernel_args.parameters(kernel)
+    accesses, on_host = [], []
+    for index, (about, _) in sorted(arguments.entries.items()):
+        if type(about) is not Wrapper:
+            accesses.append(about.access(ASSUMED, site))
+            continue
+        if about.host is not None:
+            on_host.append(about)
+        accesses.append(about.whole(parameters[index].mode if index < len(parameters) else ASSUMED))
+    arguments.accesses, arguments.on_host = tuple(accesses), tuple(on_host)
 
 
 def _check_owner(name: str, index: int, about: Wrapper, where: str, site: str) -> None:
     """An argument was given back after it was set: fine only as long as somebody else owns the memory."""
-    if about.shared.owners:
+    shared = about.shared
+    if shared.owners or shared.parts:
         return
-    watched = _foreign.watch_of(about.root)
-    foreign = about.shared.shown and watched is not None and not watched.dead
-    if foreign:
+    watched = shared.watch()
+    if watched is not None and not watched.dead and not about.pooled:
         _faults.unknown("a kernel argument whose address was given away, and may be owned by others")
         return
     _faults.report(
@@ -80,7 +108,7 @@ def _check_owner(name: str, index: int, about: Wrapper, where: str, site: str) -
         thing=str(about),
         remedy=f"Keep the object that was set at {where} until the kernel has been launched at {site}.",
         error=ReleasedError,
-        fatal=watched is None or watched.dead or about.kind == "sub-buffer",
+        fatal=not about.pooled,
     )
 
 
@@ -103,7 +131,7 @@ def _text_writes(kernel: Any, index: int) -> bool:
     except (AttributeError, cl.Error):
         return False
     text = _kernel_args.plain_text(source)
-    heads = list(re.finditer(rf"\bkernel\b[^;{{}}]*?\b{re.escape(_name(kernel))}\s*\(", text))
+    heads = list(re.finditer(rf"\bkernel\b[^;{{}}]*?\b{re.escape(_kernel_args.name_of(kernel))}\s*\(", text))
     if len(heads) != 1:
         return False
     parameters = list(_kernel_args._split(text, heads[0].end()))
@@ -126,22 +154,24 @@ def _text_writes(kernel: Any, index: int) -> bool:
 
 
 def sets_many(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``_set_arg_multi``, which all calls of a kernel lead to."""
+
     def _set_arg_multi(self: Any, indices_and_args: tuple[Any, ...]) -> None:
-        site = caller(sys._getframe(1))
-        if site is not None:
+        if _faults.active:
             for place in range(0, len(indices_and_args), 2):
-                note_argument(self, indices_and_args[place], indices_and_args[place + 1], site)
+                note_argument(self, indices_and_args[place], indices_and_args[place + 1])
         original(self, indices_and_args)
 
     return _set_arg_multi
 
 
 def sets_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``set_arg``."""
+
     def set_arg(self: Any, *arguments: Any, **keywords: Any) -> None:
-        site = caller(sys._getframe(1))
         given = dict(zip(("arg_index", "arg"), arguments), **keywords)
-        if site is not None and isinstance(given.get("arg_index"), int):
-            note_argument(self, given["arg_index"], given.get("arg"), site)
+        if _faults.active and isinstance(given.get("arg_index"), int):
+            note_argument(self, given["arg_index"], given.get("arg"))
         original(self, *arguments, **keywords)
 
     return set_arg

@@ -12,8 +12,9 @@ from typing import Any
 
 import pyopencl as cl
 
-from .. import _foreign
 from . import _faults
+
+_get_info = cl.Event.get_info  # as it is without hooks
 
 leases: list[tuple[Any, Any, str]] = []
 """Host memory that is kept since the memory object may still be used: with the object, and where that ended."""
@@ -32,7 +33,7 @@ def keep_host_memory(wrapper: Any) -> None:
     hostbuf = wrapper.host() if wrapper.host is not None else None
     if hostbuf is None:
         return
-    watches = _foreign.watch_of(wrapper.root)
+    watches = wrapper.shared.watch()
     if watches is None:
         return
     watches.lease(hostbuf, wrapper.size)
@@ -43,7 +44,7 @@ def keep_host_memory(wrapper: Any) -> None:
 
 def running(event: Any) -> bool:
     try:
-        return bool(event.get_info(cl.event_info.COMMAND_EXECUTION_STATUS) > 0)
+        return bool(_get_info(event, cl.event_info.COMMAND_EXECUTION_STATUS) > 0)
     except cl.Error:
         return False
 
@@ -53,7 +54,7 @@ def look_at_leases(site: str, closing: Any | None = None) -> None:
     for entry in leases.copy():
         wrapper, busy = entry[1], entry[2]
         theirs = wrapper.alive or wrapper is closing  # PyOpenCL's object still holds it, or is about to let go
-        watches = _foreign.watch_of(wrapper.root)
+        watches = wrapper.shared.watch()
         if watches is None or watches.dead:
             leases.remove(entry)
         elif not wrapper.alive and sys.getrefcount(entry[0]) <= _HELD_HERE + theirs:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from .. import _journal
-from .._submit import describe_queue, describe_waits
+from .._submit import describe_queue
 from ..exceptions import ClMemLifeError
 from . import _faults, _intercept, _mapped, _watched
 from ._intercept import bind, checked_waits, published, with_waits
@@ -60,7 +59,7 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
             arguments, keywords = with_waits(names, arguments, keywords, waits)
         blocking = bool(bound.get("is_blocking", True))
         plan = Plan("map", "", (entry.access,), blocking, wrappers=(entry.wrapper,))
-        entry.queue, (entry.key, entry.command) = None, describe_queue(queue)
+        entry.key, entry.out_of_order = describe_queue(queue)
         result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
         array = result[0]
         if image:
@@ -82,6 +81,9 @@ def _check_pitch(entry: _mapped.Map, array: Any, row: int, slice_: int) -> None:
             return
 
 
+_UNMAP = Plan("unmap")
+
+
 def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``MemoryMap.release`` with its end on the journal."""
 
@@ -99,28 +101,17 @@ def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *arguments, **keywords)
         bound = bind(("queue", "wait_for"), arguments, keywords)
         queue = bound.get("queue")
-        key, out_of_order = (entry.key, entry.command) if queue is None else describe_queue(queue)
+        place = (entry.key, entry.out_of_order) if queue is None else describe_queue(queue)
         if entry.before is not None:
             _mapped.compare(entry, site)
         waits = checked_waits(bound.get("wait_for"), site)
-        if _intercept.outside.rewrite_waits is not None and queue is not None:
+        queue = entry.key if queue is None else queue
+        if _intercept.outside.rewrite_waits is not None:
             waits = _intercept.outside.rewrite_waits(queue, waits, "unmap")
             arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, waits)
-        events, gates, opened = describe_waits(waits) if waits else ((), (), ())
-        record = _journal.Command(
-            "unmap", key, "", out_of_order, (), events, gates, opened, site, mapping=entry.number, raw=True
-        )
-        _journal.before(record)
-        try:
-            event = original(self, *arguments, **keywords)
-        except BaseException:
-            _journal.abandoned(record)
-            raise
-        _journal.after(record, event)
+        event = published(queue, _UNMAP, waits, site, entry.number, original, (self, *arguments), keywords, place)
         _mapped.closed(entry, site)
         _watched.watch(entry)
-        if _intercept.outside.after_enqueue is not None and queue is not None:
-            _intercept.outside.after_enqueue(queue, event)
         return event
 
     return release
@@ -128,4 +119,4 @@ def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def unmapped_by_end(entry: _mapped.Map, site: str) -> None:
     """A map went that nobody released."""
-    _mapped.publish_end(entry, entry.key, entry.command, site)
+    _mapped.publish_end(entry, site)

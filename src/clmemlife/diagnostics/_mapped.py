@@ -28,8 +28,8 @@ class Map:
     """One map, from its call to its end."""
 
     __slots__ = (
-        "access", "array", "before", "command", "event", "key", "number", "pitch", "queue", "read_only", "released",
-        "site", "thing", "waited", "wrapper", "writes",
+        "access", "array", "before", "event", "key", "number", "out_of_order", "pitch", "read_only", "released", "site",
+        "waited", "wrapper", "writes",
     )  # fmt: skip
 
     def __init__(self, wrapper: Wrapper, access: Access, flags: int, site: str) -> None:
@@ -37,16 +37,19 @@ class Map:
         self.writes = bool(flags & (WRITE | INVALIDATE))
         self.read_only = flags == READ
         self.number = next(_wrapped._numbers)
-        self.thing = str(wrapper)
         self.released: str | None = None
         self.waited = False
         self.pitch: tuple[int, int] | None = None  # of its rows, as it is and as it should be
         self.before: bytes | None = None
         self.array: weakref.ref[Any] | None = None
         self.event: Any = None
-        self.queue: Any = None
-        self.key: Any = None
-        self.command: Any = None
+        self.key: Any = None  # of its queue
+        self.out_of_order = False
+
+    @property
+    def thing(self) -> str:
+        """The object that is mapped, in words."""
+        return str(self.wrapper)
 
 
 open_maps: dict[int, list[Map]] = {}
@@ -55,7 +58,7 @@ everything: dict[int, Map] = {}
 """Open maps, by their own number."""
 
 
-def check_flags(flags: int, site: str, thing: str) -> None:
+def check_flags(flags: int, site: str, wrapper: Wrapper) -> None:
     """Report map flags that mean nothing, or that contradict each other."""
     if not flags:
         wrong = "map flags of 0 ask for no access at all"
@@ -66,7 +69,7 @@ def check_flags(flags: int, site: str, thing: str) -> None:
     else:
         return
     _faults.report(
-        "wrong_map_flags", wrong, site, thing=thing,
+        "wrong_map_flags", wrong, site, thing=str(wrapper),
         remedy="Use map_flags.READ, WRITE, READ | WRITE, or WRITE_INVALIDATE_REGION alone; mem_flags are others.",
     )  # fmt: skip
 
@@ -81,7 +84,7 @@ def describe_buffer(bound: Bound, site: str) -> Map:
     for length in shape:
         nbytes *= operator.index(length)
     offset = operator.index(bound["offset"])
-    check_flags(flags, site, str(wrapper))
+    check_flags(flags, site, wrapper)
     access = wrapper.access(
         reads=not flags & INVALIDATE, writes=bool(flags & ~READ & 7), start=offset, stop=offset + nbytes
     )
@@ -92,7 +95,7 @@ def describe_image(bound: Bound, site: str) -> Map:
     """Return the map that a call of ``enqueue_map_image`` is about to make."""
     wrapper = usable(bound["img"], site, "enqueue_map_image")
     flags = int(bound["flags"])
-    check_flags(flags, site, str(wrapper))
+    check_flags(flags, site, wrapper)
     access = image_access(
         bound["img"], wrapper, bound["origin"], bound["region"], reads=not flags & INVALIDATE,
         writes=bool(flags & ~READ & 7),
@@ -121,8 +124,8 @@ def check(accesses: Iterable[Access], what: str, site: str, kernel: Any = None) 
 
 
 def _kernel_writes(kernel: Any, access: Access, place: int) -> bool:
-    arguments = kernel.__dict__.get(_launch.ARGUMENTS) or {}
-    about = list(arguments)
+    arguments = kernel.__dict__.get(_launch.ARGUMENTS)
+    about = [] if arguments is None else sorted(arguments.entries)
     return place < len(about) and _launch.certainly_writes(kernel, about[place])
 
 
@@ -196,9 +199,11 @@ def mapped_by(memory_map: Any) -> Map | None:
     return tripwire.about if tripwire is not None and isinstance(tripwire.about, Map) else None
 
 
-def publish_end(entry: Map, queue_key: Any, out_of_order: bool, site: str) -> None:
+def publish_end(entry: Map, site: str) -> None:
     """Put the unmap that a dropped map does by itself on the journal."""
-    command = _journal.Command("unmap", queue_key, "", out_of_order, site=site, mapping=entry.number)
+    if not _journal.listeners:
+        return
+    command = _journal.Command("unmap", entry.key, "", entry.out_of_order, site=site, mapping=entry.number)
     try:
         _journal.before(command)
     except Exception:  # nothing can be raised in a finalizer, and the checker has counted it

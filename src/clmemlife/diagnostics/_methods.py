@@ -13,7 +13,7 @@ from .. import _ledger
 from ..exceptions import OwnershipError
 from . import _faults, _leases, _refused, _svm, _wrapped
 from ._places import KEY, caller, outer_site
-from ._wrapped import report_released, usable, watch
+from ._wrapped import report_released, usable, watch, watch_block, watch_new, watch_part
 
 Function = Callable[..., Any]
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
@@ -49,7 +49,7 @@ def shows_address(original: property) -> property:
     def int_ptr(self: Any) -> int:
         tripwire = getattr(self, KEY, None)
         if tripwire is not None and caller(sys._getframe(1)) is not None:
-            tripwire.about.shared.shown = True
+            tripwire.about.shared.keep()
         value: int = get(self)  # type: ignore[misc]
         return value
 
@@ -71,7 +71,11 @@ def initialises(original: Function) -> Function:
             context, flags = given.get("context"), given.get("flags")
             _refused.creation(error, context, flags, given.get("size"), given.get("hostbuf"), site)
             raise
-        made(self, site, hostbuf=given.get("hostbuf"))
+        size, flags, hostbuf = given.get("size") or 0, int(given["flags"]), given.get("hostbuf")
+        if hostbuf is None:
+            watch_new(self, site, int(size), flags)
+        else:
+            on_host(watch_new(self, site, self.size, flags), hostbuf, site)
         return None
 
     return __init__
@@ -86,18 +90,19 @@ def initialises_image(original: Function) -> Function:
         site = caller(sys._getframe(1))
         if site is not None and _faults.active:
             hostbuf = keywords.get("hostbuf", arguments[-1] if arguments else None)
-            made(h, site, hostbuf=None if isinstance(hostbuf, cl.ImageDescriptor) else hostbuf)
+            wrapper = watch(h, site)
+            if hostbuf is not None and not isinstance(hostbuf, cl.ImageDescriptor):
+                on_host(wrapper, hostbuf, site)
 
     return _custom_init
 
 
-def made(mem: Any, site: str, *, hostbuf: Any = None, parent: Any = None, pooled: bool = False) -> _wrapped.Wrapper:
-    """Take note of a new object."""
-    wrapper = watch(mem, site, parent=parent, pooled=pooled)
-    if hostbuf is not None and wrapper.flags & _USE_HOST_PTR:
+def on_host(wrapper: _wrapped.Wrapper, hostbuf: Any, site: str) -> None:
+    """Take note of the host memory of a new object."""
+    if wrapper.flags & _USE_HOST_PTR:
+        wrapper.shared.keep()
         _leases.remember_host(wrapper, hostbuf)
         _check_alignment(wrapper, hostbuf, site)
-    return wrapper
 
 
 def _check_alignment(wrapper: _wrapped.Wrapper, hostbuf: Any, site: str) -> None:
@@ -131,7 +136,10 @@ def makes_part(original: Function) -> Function:
         except cl.Error as error:
             _explain_part(error, whole, self, arguments, keywords, site)
             raise
-        made(result, site, parent=self)
+        origin = keywords.get("origin", arguments[0] if arguments else 0)
+        if isinstance(origin, slice):
+            origin = origin.indices(whole.size)[0]
+        watch_part(result, site, whole, int(origin), result.size)
         return result
 
     return part
@@ -163,7 +171,7 @@ def makes_block(original: Function) -> Function:
         if site is None or not _faults.active:
             return result
         if isinstance(result, cl.MemoryObjectHolder):
-            made(result, site, pooled=not isinstance(result, cl.MemoryObject))
+            (watch if isinstance(result, cl.MemoryObject) else watch_block)(result, site)
         elif isinstance(result, cl.SVMPointer):
             _svm.allocated(result, site)
         return result
@@ -181,7 +189,7 @@ def wraps_pointer(original: Function) -> Function:
             return original(int_ptr_value, retain)
         owner = None if retain else _owner_of(int_ptr_value)
         result = original(int_ptr_value, retain)
-        wrapper = made(result, site)
+        wrapper = watch(result, site)
         if owner is not None:
             wrapper.shared.extra += 1
             _faults.report(

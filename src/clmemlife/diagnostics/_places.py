@@ -42,24 +42,36 @@ class Nobody:
 
 _PYOPENCL = str(cl.__file__).removesuffix("__init__.py")
 _INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ")
+_THEIRS, _OURS, _PYOPENCLS = range(3)
+_files: dict[str, int] = {}
+"""Whose code is in a file."""
+
+
+def _whose(name: str) -> int:
+    _files[name] = whose = _PYOPENCLS if name.startswith(_INNER) else _OURS if name.startswith(PACKAGE) else _THEIRS
+    return whose
 
 
 def outer_site(frame: Any) -> str:
     """Return the innermost line that is neither PyOpenCL's nor ours."""
-    inner = (*_INNER, PACKAGE)
-    while frame is not None and frame.f_code.co_filename.startswith(inner):
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _files.get(name, _THEIRS) and not _whose(name):
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return UNSEEN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return UNSEEN
 
 
 def caller(frame: Any) -> str | None:
     """Return the line that called PyOpenCL, ``None`` where this library did."""
-    name = frame.f_code.co_filename
-    while name.startswith(_INNER):
-        frame = frame.f_back
-        if frame is None:
-            return UNSEEN
+    while frame is not None:
         name = frame.f_code.co_filename
-    if name.startswith(PACKAGE):
-        return None
-    return f"{name}:{frame.f_lineno}"
+        whose = _files.get(name)
+        if whose is None:
+            whose = _whose(name)
+        if whose is _THEIRS:
+            return f"{name}:{frame.f_lineno}"
+        if whose is _OURS:
+            return None
+        frame = frame.f_back
+    return UNSEEN

@@ -143,7 +143,7 @@ def _migrate(bound: Bound, site: str) -> Plan:
 
 def _launch(bound: Bound, site: str) -> Plan:
     name, wrappers, accesses = kernel(bound["kernel"], site)
-    return Plan("enqueue_kernel", name, accesses, wrappers=tuple([one for one in wrappers if one.host is not None]))
+    return Plan("enqueue_kernel", name, accesses, wrappers=wrappers)
 
 
 def _svm_copy(bound: Bound, site: str) -> Plan:

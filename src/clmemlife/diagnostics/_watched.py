@@ -23,6 +23,7 @@ _HARMLESS = frozenset(
     __array_wrap__ __len__ __hash__ __init_subclass__ __dir__ __weakref__ __reduce__ __setstate__""".split()  # noqa: SIM905
 )
 _NUMPY = str(np.__file__).removesuffix("__init__.py")
+_SLACK = 256
 _watched: dict[int, weakref.ref[Any]] = {}
 
 
@@ -31,8 +32,10 @@ def watch(entry: Map, array: Any = None) -> None:
     array = entry.array() if array is None and entry.array is not None else array
     if array is None or not _cpython.can_watch_arrays or type(array) not in (np.ndarray, _cpython.watched_array):
         return
-    number = id(array)
-    _watched[number] = weakref.ref(array, lambda _: _watched.pop(number, None))
+    if len(_watched) > _SLACK:
+        for number in [one for one, reference in _watched.items() if reference() is None]:
+            del _watched[number]
+    _watched[id(array)] = entry.array if entry.array is not None else weakref.ref(array)
     _cpython.set_class(array, watched=True)
 
 

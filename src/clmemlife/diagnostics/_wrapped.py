@@ -14,52 +14,55 @@ from typing import Any
 
 import pyopencl as cl
 
-from .. import _foreign, _journal, _ledger, _opencl
+from .. import _callbacks, _foreign, _journal, _ledger, _opencl
 from .._meminfo import locate
 from ..exceptions import ReleasedError
 from . import _faults, _leases
 from ._places import KEY, UNSEEN, Tripwire
 
 _MOST = 10_000
-_USE_HOST_PTR = cl.mem_flags.USE_HOST_PTR
 _numbers = iter(range(1, sys.maxsize))
 
 
 class Shared:
     """One ``cl_mem``: how many of PyOpenCL's objects have a reference to it."""
 
-    __slots__ = ("extra", "owners", "parts", "pending", "root", "shown")
+    __slots__ = ("extra", "int_ptr", "kept", "owners", "parts", "pending", "root")
 
-    def __init__(self, root: _ledger.Root) -> None:
-        self.root = root
+    def __init__(self, int_ptr: int, root: _ledger.Root) -> None:
+        self.int_ptr, self.root = int_ptr, root
         self.owners = 0
         self.parts = 0  # live sub-buffers
         self.extra = 0  # owners that took a reference which was not theirs
-        self.shown = False  # the program has asked for the address, and may have given it to others
+        self.kept = False  # it may outlive PyOpenCL's objects, so the driver is asked to say when it ends
         self.pending: list[tuple[Any, str]] = []  # commands on host memory, as events and sites
+
+    def keep(self) -> None:
+        """Know the memory object also when PyOpenCL's objects of it have gone."""
+        if not self.kept:
+            self.kept = True
+            _foreign.keep(self.root, alive=True)
+
+    def watch(self) -> _callbacks.Watch | None:
+        """Return the registration for its end, if it is kept."""
+        return _foreign.watch_of(self.root) if self.kept else None
 
 
 class Wrapper:
     """One PyOpenCL memory object: buffer, image, sub-buffer or block of a pool."""
 
     __slots__ = (
-        "accesses", "alive", "borrowed", "flags", "host", "int_ptr", "kind", "number", "offset", "parent", "pooled",
-        "released", "released_by", "root", "shared", "site", "size",
+        "accesses", "alive", "flags", "host", "int_ptr", "kind", "number", "offset", "parent", "pooled", "released",
+        "released_by", "root", "shared", "site", "size",
     )  # fmt: skip
 
-    def __init__(self, mem: Any, site: str, shared: Shared, offset: int) -> None:
-        self.int_ptr: int = mem.int_ptr
+    def __init__(self, int_ptr: int, site: str, shared: Shared, offset: int, size: int, flags: int, kind: str) -> None:
+        self.int_ptr, self.size, self.flags, self.kind = int_ptr, size, flags, kind
         self.shared, self.root = shared, shared.root
         self.site, self.offset = site, offset
-        self.size: int = mem.size
-        self.flags: int = mem.flags
-        self.kind = "buffer"
-        if mem.type != cl.mem_object_type.BUFFER:
-            self.kind = "image"
         self.alive = True
         self.released: str | None = None  # where
         self.released_by = "release()"
-        self.borrowed = False  # took over a reference that another object owns
         self.pooled = False
         self.host: Any = None  # the host memory behind it, or a weak reference to that
         self.parent: Shared | None = None
@@ -107,32 +110,64 @@ _shared: dict[int, Shared] = {}
 _lock = threading.RLock()
 
 
-def watch(mem: Any, site: str = UNSEEN, *, parent: Any = None, pooled: bool = False) -> Wrapper:
+def watch(mem: Any, site: str = UNSEEN) -> Wrapper:
     """Take note of an object; of one that has been noted before, return what is known."""
     known: Tripwire | None = getattr(mem, KEY, None)
     if known is not None:
         about: Wrapper = known.about
         return about
     root, offset = locate(mem, None, site)
+    int_ptr = mem.int_ptr
     root = _foreign.known(root)
+    kind = "image" if mem.type != cl.mem_object_type.BUFFER else "buffer" if int_ptr == root.int_ptr else "sub-buffer"
+    wrapper = _entered(mem, int_ptr, root, site, offset, mem.size, mem.flags, kind)
+    if not root.users and _foreign.watch_of(root) is not None:
+        wrapper.shared.kept = True
+    return wrapper
+
+
+def watch_new(mem: Any, site: str, size: int, flags: int) -> Wrapper:
+    """Take note of a buffer that has just been made: nothing of it is known, and little need be asked."""
+    int_ptr = mem.int_ptr
+    return _entered(mem, int_ptr, _ledger.Root(int_ptr, size, None, site), site, 0, size, flags, "buffer")
+
+
+def watch_part(mem: Any, site: str, whole: Wrapper, origin: int, size: int) -> Wrapper:
+    """Take note of a sub-buffer that has just been cut out of a buffer."""
+    wrapper = _entered(mem, mem.int_ptr, whole.root, site, whole.offset + origin, size, whole.flags, "sub-buffer")
+    wrapper.parent = whole.shared
+    whole.shared.parts += 1
+    return wrapper
+
+
+def watch_block(mem: Any, site: str) -> Wrapper:
+    """Take note of a block of a pool, whose memory has had other uses."""
+    wrapper = watch(mem, site)
+    wrapper.pooled = True
+    number = wrapper.root.number
+    former.setdefault(site, set()).update(pools.get(number, ()))
+    pools[number] = set()
+    return wrapper
+
+
+def _entered(
+    mem: Any, int_ptr: int, root: _ledger.Root, site: str, offset: int, size: int, flags: int, kind: str
+) -> Wrapper:
     with _lock:
-        shared = _shared.get(mem.int_ptr)
+        shared = _shared.get(int_ptr)
         if shared is None or shared.root is not root:
-            shared = _shared[mem.int_ptr] = Shared(root)
-        wrapper = Wrapper(mem, site, shared, offset)
+            shared = _shared[int_ptr] = Shared(int_ptr, root)
         shared.owners += 1
-    wrapper.pooled = pooled
-    if pooled:
-        former.setdefault(site, set()).update(pools.get(root.number, ()))
-        pools[root.number] = set()
-    if wrapper.int_ptr != root.int_ptr:
-        wrapper.kind = "sub-buffer"
-        if parent is not None:
-            wrapper.parent = watch(parent).shared
-            wrapper.parent.parts += 1
+    wrapper = Wrapper(int_ptr, site, shared, offset, size, flags, kind)
     alive[wrapper.number] = wrapper
     setattr(mem, KEY, Tripwire(wrapper, _gone))
     return wrapper
+
+
+def root_at(int_ptr: int) -> _ledger.Root | None:
+    """Return the root of the object at an address, if it is known here."""
+    shared = _shared.get(int_ptr)
+    return shared.root if shared is not None and shared.root.int_ptr == int_ptr else None
 
 
 def usable(mem: Any, site: str, what: str) -> Wrapper:
@@ -169,16 +204,28 @@ def end(wrapper: Wrapper, site: str, how: str | None) -> None:
     shared = wrapper.shared
     with _lock:
         shared.owners -= 1
-        if not shared.owners and _shared.get(wrapper.int_ptr) is shared:
-            del _shared[wrapper.int_ptr]
     if shared.extra and shared.owners:
         shared.extra -= 1  # the reference that this object gives back is another one's: replace it
         _opencl.retain_mem_object(wrapper.int_ptr)
     if wrapper.parent is not None:
         wrapper.parent.parts -= 1
-    if wrapper.flags & _USE_HOST_PTR and wrapper.kind != "sub-buffer":
+        _forget(wrapper.parent)
+    _forget(shared)
+    if wrapper.host is not None:
         _leases.keep_host_memory(wrapper)
         _leases.look_at_leases(site, wrapper)
+
+
+def _forget(shared: Shared) -> None:
+    """Forget an object that nobody has any more; what a queued command still does with it needs no more order."""
+    root = shared.root
+    with _lock:
+        if shared.owners or shared.parts:
+            return
+        if _shared.get(shared.int_ptr) is shared:
+            del _shared[shared.int_ptr]
+    if shared.int_ptr == root.int_ptr and not shared.kept and not root.users and _journal.listeners:
+        _journal.host(_journal.Released(root.number))
 
 
 def _gone(wrapper: Wrapper, site: str) -> None:

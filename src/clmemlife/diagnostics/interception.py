@@ -66,7 +66,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._first = 0
         self._knows: Callable[[Any], bool] | None = None
         self._former: dict[str, set[str]] = {}
-        self._counter = _Counter()
         self._objects = 0
 
     # What was found
@@ -93,7 +92,7 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
     def statistics(self) -> Mapping[str, int]:
         """How many commands, memory objects and maps of plain PyOpenCL were seen."""
         objects = next(_wrapped._numbers) - self._first - 1 if self._running else self._objects
-        return {"commands": self._counter.commands, "maps": self._counter.maps, "objects": objects}
+        return {"commands": self._faults.commands, "maps": self._faults.maps, "objects": objects}
 
     def report(self) -> str:
         """Return all of it as text.
@@ -150,7 +149,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             _journal.subscribe(self._checker)
             self._knows = self._checker.has_waited_for
             _watched.known_settled.append(self._knows)
-        _journal.subscribe(self._counter)
 
     def stop(self) -> None:
         """Look no more, judge what hangs on user events, and put PyOpenCL back, as leaving the block does."""
@@ -165,7 +163,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._objects = self.statistics["objects"]
         self._running = False
         _faults.active = tuple(one for one in _faults.active if one is not self._faults)
-        _journal.unsubscribe(self._counter)
         if self._checker is not None:
             _journal.unsubscribe(self._checker)
             if self._knows in _watched.known_settled:
@@ -184,27 +181,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         except Exception:
             if error is None:
                 raise
-
-
-class _Counter:
-    """A listener of the journal that counts what it is told."""
-
-    def __init__(self) -> None:
-        self.commands = self.maps = 0
-
-    def before(self, command: _journal.Command) -> None:
-        self.commands += 1
-        self.maps += command.kind == "map"
-
-    def after(self, command: _journal.Command) -> None:
-        """Take no note."""
-
-    def abandoned(self, command: _journal.Command) -> None:
-        self.commands -= 1
-        self.maps -= command.kind == "map"
-
-    def host(self, record: _journal.HostRecord) -> None:
-        """Take no note."""
 
 
 def _is_news(finding: Finding) -> bool:
