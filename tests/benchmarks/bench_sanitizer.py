@@ -1,8 +1,8 @@
-"""What the sanitizer costs a program of plain PyOpenCL: ``python tests/benchmarks/bench_sanitizer.py [ROUNDS [CALLS]]``.
+"""What the sanitizer costs plain PyOpenCL programs: ``python tests/benchmarks/bench_sanitizer.py [ROUNDS [CALLS]]``.
 
 Each line is one call as a program writes it, without and with `sanitize()`; the sides take turns, and the medians are
-compared. Time is that of the calling thread, so that neighbours hardly count; for the loop of launches it is that of all
-threads of the process, with what the device does. The budget is 25 us a command, and 3 times the time of that loop.
+compared. Time is that of the calling thread, so that neighbours hardly count; for the loop of launches it is that of
+all threads, with what the device does. The budget is 25 us a command, and 3 times the time of that loop.
 """
 
 from __future__ import annotations
@@ -102,9 +102,8 @@ def main(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, tuple[float, flo
     table = programs()
     finish = table.pop("")
     sides = (nullcontext, lambda: sanitized(False), lambda: sanitized(True))
-    print(
-        f"{'us a call, median of ' + str(rounds):42}{'plain':>9}{'no hazards':>12}{'sanitize':>10}{'more':>8}{'ratio':>8}"
-    )
+    title = f"us a call, median of {rounds}"
+    print(f"{title:42}{'plain':>9}{'no hazards':>12}{'sanitize':>10}{'more':>8}{'ratio':>8}")
     found = {}
     for name, call in table.items():
         times: tuple[list[float], ...] = ([], [], [])

@@ -103,7 +103,7 @@ class Faults:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.unknown: Counter[str] = Counter()
-        self.commands = self.maps = 0
+        self.commands = self.objects = self.maps = 0
         self._found: dict[str, Fault] = {}
         self._lock = threading.RLock()  # a finalizer may report in the middle of a report
 

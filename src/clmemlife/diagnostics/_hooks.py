@@ -122,7 +122,8 @@ def _waits_for_itself(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def waits_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait_for_events(events: Any) -> None:
-        events = list(events)
+        if not isinstance(events, (list, tuple)) or not all(isinstance(one, cl.Event) for one in events):
+            return original(events)  # type: ignore[no-any-return] # which says what is wrong
         return _waits(events, None, lambda: original(events))  # type: ignore[no-any-return]
 
     return wait_for_events

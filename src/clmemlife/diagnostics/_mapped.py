@@ -13,7 +13,7 @@ import pyopencl as cl
 from .. import _journal, _ledger
 from .._journal import Access, rows_reach
 from ..exceptions import MapConflictError
-from . import _faults, _launch, _wrapped
+from . import _faults, _launch
 from ._places import KEY, Nobody, Tripwire
 from ._uses_of import Bound, image_access
 from ._wrapped import Wrapper, usable
@@ -36,7 +36,7 @@ class Map:
         self.wrapper, self.access, self.site = wrapper, access, site
         self.writes = bool(flags & (WRITE | INVALIDATE))
         self.read_only = flags == READ
-        self.number = next(_wrapped._numbers)
+        self.number = next(_ledger._numbers)
         self.released: str | None = None
         self.waited = False
         self.pitch: tuple[int, int] | None = None  # of its rows, as it is and as it should be

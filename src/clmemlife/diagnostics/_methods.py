@@ -183,12 +183,13 @@ def wraps_pointer(original: Function) -> Function:
     """Return ``from_int_ptr``: who takes over a reference that another object owns is told."""
 
     @functools.wraps(original)
-    def from_int_ptr(int_ptr_value: Any, retain: Any = True) -> Any:
+    def from_int_ptr(*arguments: Any, **keywords: Any) -> Any:
         site = caller(sys._getframe(1))
         if site is None or not _faults.active:
-            return original(int_ptr_value, retain)
-        owner = None if retain else _owner_of(int_ptr_value)
-        result = original(int_ptr_value, retain)
+            return original(*arguments, **keywords)
+        given = dict(zip(("int_ptr_value", "retain"), arguments), **keywords)
+        owner = None if given.get("retain", True) else _owner_of(given.get("int_ptr_value"))
+        result = original(*arguments, **keywords)
         wrapper = watch(result, site)
         if owner is not None:
             wrapper.shared.extra += 1
@@ -204,9 +205,9 @@ def wraps_pointer(original: Function) -> Function:
     return from_int_ptr
 
 
-def _owner_of(int_ptr: int) -> str | None:
+def _owner_of(int_ptr: Any) -> str | None:
     """Return where the object was made that owns the only references to a memory object."""
-    entry = _ledger.owner_of(int_ptr)
+    entry = _ledger.owner_of(int_ptr) if isinstance(int_ptr, int) else None
     if entry is not None:
         return str(entry.site)
     owners = [one for one in _wrapped.alive.values() if one.int_ptr == int_ptr and one.usable]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,13 +43,18 @@ class Nobody:
 
 _PYOPENCL = str(cl.__file__).removesuffix("__init__.py")
 _INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ")
+_HOOKS = frozenset(
+    f"{PACKAGE}diagnostics{os.sep}{name}.py"
+    for name in ("_hooks", "_host_side", "_intercept", "_launch", "_map_hooks", "_methods")
+)  # stand in the place of PyOpenCL's own functions
 _THEIRS, _OURS, _PYOPENCLS = range(3)
 _files: dict[str, int] = {}
 """Whose code is in a file."""
 
 
 def _whose(name: str) -> int:
-    _files[name] = whose = _PYOPENCLS if name.startswith(_INNER) else _OURS if name.startswith(PACKAGE) else _THEIRS
+    whose = _PYOPENCLS if name.startswith(_INNER) else _OURS if name.startswith(PACKAGE) else _THEIRS
+    _files[name] = whose = _PYOPENCLS if name in _HOOKS else whose
     return whose
 
 

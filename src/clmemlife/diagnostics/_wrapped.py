@@ -8,7 +8,6 @@ so that nothing here keeps it alive or changes a reference count.
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from typing import Any
 
@@ -21,7 +20,6 @@ from . import _faults, _leases
 from ._places import KEY, UNSEEN, Tripwire
 
 _MOST = 10_000
-_numbers = iter(range(1, sys.maxsize))
 
 
 class Shared:
@@ -66,7 +64,7 @@ class Wrapper:
         self.pooled = False
         self.host: Any = None  # the host memory behind it, or a weak reference to that
         self.parent: Shared | None = None
-        self.number = next(_numbers)
+        self.number = next(_ledger._numbers)
         self.accesses: dict[str, _journal.Access] = {}
 
     @property
@@ -160,6 +158,8 @@ def _entered(
         shared.owners += 1
     wrapper = Wrapper(int_ptr, site, shared, offset, size, flags, kind)
     alive[wrapper.number] = wrapper
+    for faults in _faults.active:
+        faults.objects += 1
     setattr(mem, KEY, Tripwire(wrapper, _gone))
     return wrapper
 

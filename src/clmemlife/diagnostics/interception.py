@@ -10,7 +10,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
 
-from .. import _journal
+from .. import _journal, _ledger
 from . import _copies, _faults, _install, _intercept, _leases, _watched, _wrapped
 from ._faults import Fault, Faults, from_hazard
 from ._leaked import leaked, report_collected
@@ -66,7 +66,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._first = 0
         self._knows: Callable[[Any], bool] | None = None
         self._former: dict[str, set[str]] = {}
-        self._objects = 0
 
     # What was found
 
@@ -91,8 +90,8 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
     @property
     def statistics(self) -> Mapping[str, int]:
         """How many commands, memory objects and maps of plain PyOpenCL were seen."""
-        objects = next(_wrapped._numbers) - self._first - 1 if self._running else self._objects
-        return {"commands": self._faults.commands, "maps": self._faults.maps, "objects": objects}
+        seen = self._faults
+        return {"commands": seen.commands, "objects": seen.objects, "maps": seen.maps}
 
     def report(self) -> str:
         """Return all of it as text.
@@ -142,7 +141,7 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             raise RuntimeError("this sanitizer has begun already")
         _install.install()
         self._running = True
-        self._first = next(_wrapped._numbers)
+        self._first = next(_ledger._numbers)
         self._former = _wrapped.former
         _faults.active = (*_faults.active, self._faults)
         if self._checker is not None:
@@ -160,7 +159,6 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         _leases.look_at_leases(UNSEEN)
         if self._wants_leaks:
             self._leaks = leaked(self._first)
-        self._objects = self.statistics["objects"]
         self._running = False
         _faults.active = tuple(one for one in _faults.active if one is not self._faults)
         if self._checker is not None:
