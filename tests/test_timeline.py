@@ -824,6 +824,20 @@ def test_an_end_whose_begin_was_not_seen_is_taken(event):
     assert [one.begin == one.end for one in found.events] == [True]
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_command_whose_event_nobody_has_is_complete_if_its_call_waited(blocking):
+    recording = Recording(10)
+    made = Command("enqueue_copy", "q", blocking=blocking)
+    made.event = object()
+    recording.after(made)
+    made = Command("enqueue_copy", "q", waits=(made.event,))
+    recording.after(made)
+    recording.host(HostWait((object(),), None))
+    one, other = recording.snapshot().commands
+    assert (one.status, one.seen) == ((0, one.returned) if blocking else (None, None))
+    assert other.unseen == 1
+
+
 def test_what_comes_while_the_lock_is_taken_waits_for_its_turn(event, context):
     recording = Recording(10)
     with recording._lock:

@@ -41,9 +41,9 @@ class Awaited:
         known = self.known.get(event)
         if known is not None:
             return known.number
-        serial = _ended.serial(event)
-        over = self._over.get(event.int_ptr)
-        return over[1] if over is not None and over[0] == serial else None
+        address = getattr(event, "int_ptr", 0)
+        over = self._over.get(address)
+        return over[1] if over is not None and _ended.is_held(address, over[0]) else None
 
     def unset(self) -> list[User]:
         """Return the user events that are not set."""

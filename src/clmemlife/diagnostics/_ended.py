@@ -36,12 +36,6 @@ def keep(event: Any) -> int:
     return known[1]
 
 
-def serial(event: Any) -> int | None:
-    """Return the number of an event that is held."""
-    known = _held.get(event.int_ptr)
-    return None if known is None else known[1]
-
-
 def is_held(address: int, number: int) -> bool:
     """Say whether the event of that number is held."""
     known = _held.get(address)

@@ -71,13 +71,14 @@ class Entry:
         self.kind, self.name, self.site = command.kind, command.name, str(command.site)
         self.accesses, self.blocking, self.mapping = command.accesses, command.blocking, command.mapping
         self.called, self.returned = called, returned
-        self.event: Any = command.event
+        self.event: Any = command.event if hasattr(command.event, "int_ptr") else None  # others may have a stand-in
         if self.event is not None:
             queue.pending += 1
         self.waits: tuple[int, ...] = ()
         self.unseen = 0
-        self.seen: int | None = None
-        self.status: int | None = None
+        over = self.event is None and self.blocking
+        self.seen: int | None = returned if over else None
+        self.status: int | None = 0 if over else None
         self.profile: tuple[int, int, int, int] | None = None
 
     def settle(self, status: int | None, now: int) -> None:
