@@ -173,10 +173,12 @@ def _enqueues(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _raw_enqueues(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     place = _BLOCKING.get(name)
+    compiled = getattr(cl, name) is getattr(cl._cl, name, None) is original  # the same in both modules
 
     def enqueue(queue: cl.CommandQueue, *arguments: Any, **keywords: Any) -> Any:
         if superseded:
-            return original(queue, *arguments, **keywords)
+            now = getattr(cl._cl, name) if compiled else original  # with what others have put there since
+            return now(queue, *arguments, **keywords)
         values = (*arguments, *keywords.values())
         lists = [one for one in values if isinstance(one, (list, tuple)) and one and isinstance(one[0], cl.Event)]
         blocking = False
