@@ -25,6 +25,7 @@ __kernel void unknown(__global node *x, node v, number w) { x[0] = v; x[0].a = w
 __kernel void paint(write_only image2d_t x, __global int *y) { write_imagef(x, (int2)(0, 0), (float4)(y[0])); }
 """
 GRID = (1,)
+FROM_INFO = _kernel_args._from_info
 
 
 @pytest.fixture(scope="module", params=["the driver", "the text"])
@@ -199,3 +200,32 @@ def test_a_kernel_is_asked_once(make, queue, field, monkeypatch):
     monkeypatch.setattr(_kernel_types, "check", lambda *_: pytest.fail("what fits needs no second look"))
     monkeypatch.setattr(_kernel_args, "_from_info", lambda *_: pytest.fail("asked twice"))
     cml.enqueue_kernel(queue, kernel, GRID, None, field, np.float32(1)).wait()
+
+
+@pytest.mark.parametrize(
+    ("space", "type_name", "declared"),
+    [
+        ("GLOBAL", "int*", "global int *x"),
+        ("GLOBAL", "int *", "global int *x"),
+        ("LOCAL", "float4*", "local float4 *x"),
+        ("GLOBAL", "__write_only image2d_t", "image2d_t x"),
+        ("GLOBAL", "image_of_a_new_kind_t", ""),
+        ("GLOBAL", "pointer_by_typedef", ""),
+        ("PRIVATE", "unsigned int", "unsigned int x"),
+        ("PRIVATE", "struct node", ""),
+    ],
+)
+def test_what_drivers_call_a_type(space, type_name, declared):
+    info, spaces = cl.kernel_arg_info, cl.kernel_arg_address_qualifier
+    answers = {
+        info.ACCESS_QUALIFIER: cl.kernel_arg_access_qualifier.NONE, info.TYPE_QUALIFIER: 0, info.NAME: "x",
+        info.ADDRESS_QUALIFIER: getattr(spaces, space), info.TYPE_NAME: type_name,
+    }  # fmt: skip
+
+    class Kernel:
+        def get_arg_info(self, index, what):
+            return answers[what]
+
+    (found,) = FROM_INFO(Kernel(), 1)
+    assert found.declared == declared
+    assert (found.accepts is None) == (not declared)

@@ -73,13 +73,9 @@ def _from_info(kernel: cl.Kernel, count: int) -> tuple[Parameter, ...] | None:
                 mode = WRITE
             elif space == spaces.CONSTANT or const:
                 mode = READ
-            where = "" if space == spaces.PRIVATE else spaces.to_string(space).lower()
-            words = (
-                where if "*" in type_name else "",
-                "const" if const and where != "constant" else "",
-                type_name.replace("*", " *"),
-                name,
-            )
+            type_name = " ".join([word for word in _plain(type_name).split() if word not in _QUALIFIERS])
+            where = spaces.to_string(space).lower() if "*" in type_name else ""  # images have one, too
+            words = (where, "const" if const and where != "constant" else "", type_name.replace("*", " *"), name)
             found.append(parameter(mode, where, type_name, _tidy(" ".join(words))))
     except cl.Error:
         return None
