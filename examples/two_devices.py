@@ -1,4 +1,4 @@
-"""Chunks that one device squares and another adds one to; each is on its way while the second device has the one before.
+"""Chunks that one device squares and another adds one to; each travels while the other device has the one before.
 
 You learn: a buffer belongs to a context, its content to one device at a time; a `Migration` takes it to the next one,
 early and on a queue of its own, and is an item of a wait-list like an event. Where there is one device it is both.
