@@ -10,7 +10,7 @@ import pyopencl as cl
 import pytest
 
 import clmemlife as cml
-from clmemlife import MapFlags, Mapping, MemFlags, MemHandle, Migration, MigrationFlags, _inflight
+from clmemlife import InOut, MapFlags, Mapping, MemFlags, MemHandle, Migration, MigrationFlags, _inflight, _limits
 from clmemlife.exceptions import ContextMismatchError, DependencyError, MapConflictError, ReleasedError
 
 N = 256
@@ -110,6 +110,53 @@ def test_it_waits_for_its_list_and_stands_for_its_event(
     migration.wait()
     after.wait()
     assert migration.via == "driver"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_a_driver_completes_migrations_too_early_a_marker_stands_for_them(
+    context: cl.Context, queue: cl.CommandQueue, queue2: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent,
+    wait: Callable[..., None], monkeypatch: pytest.MonkeyPatch, known: bool,
+) -> None:  # fmt: skip
+    true = cml._opencl.enqueue_migrate_mem_objects
+    monkeypatch.setattr(
+        cml._opencl, "enqueue_migrate_mem_objects", lambda queue, mems, flags, waits: true(queue, mems, flags, None)
+    )
+    monkeypatch.setattr(_limits.context_limits(context), "early_migrations", known)
+    migration = Migration(queue, field, wait_for=gate)
+    queue.flush()
+    if not known:
+        wait(lambda: migration.event.command_execution_status == COMPLETE, "the fault is there")
+        return
+    with cml.check_hazards():
+        again = Migration(queue, field, wait_for=migration)
+        after = cml.enqueue_fill(queue2, field, np.int32(4), wait_for=again)
+        assert migration.event.command_execution_status > 0
+        assert after.command_execution_status > 0
+        gate.set_status(COMPLETE)
+        after.wait()
+    again.wait()
+
+
+@pytest.mark.parametrize("undefined", [False, True])
+def test_what_waits_for_a_migration_comes_after_what_that_waits_for(
+    context: cl.Context, queue: cl.CommandQueue, field: MemHandle, undefined: bool
+) -> None:
+    source = """kernel void late(global int *x, int n) {
+        float v = x[0];
+        for (int k = 0; k < n; ++k) v = v * 0.5f + 1.0f;
+        x[0] = v > 100 ? 5 : 7;
+    }"""
+    late = cl.Kernel(cl.Program(context, source).build(), "late")
+    moves, reads = (cl.CommandQueue(context, queue.device) for _ in range(2))
+    cml.enqueue_fill(queue, field, np.int32(1)).wait()
+    with MemHandle.create_buffer(context, 4, label="value") as value:
+        cml.enqueue_fill(queue, value, np.int32(1)).wait()
+        done = cml.enqueue_kernel(queue, late, (1,), None, InOut(value), np.int32(3_000_000))
+        flags = MigrationFlags.CONTENT_UNDEFINED if undefined else MigrationFlags(0)
+        with cml.check_hazards("record") as checker:
+            assert content(reads, value, Migration(moves, field, flags, wait_for=done))[0] == 7
+            assert done.command_execution_status == COMPLETE
+        assert checker.findings == ()
 
 
 def test_an_object_named_twice_or_with_its_parent_goes_once(

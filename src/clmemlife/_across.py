@@ -8,7 +8,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import _opencl, _waitlist
+from . import _waitlist
 from ._access import check_maps
 from ._copy import _linear, enqueue_copy
 from ._handle import MemHandle
@@ -16,7 +16,7 @@ from ._images import image_region
 from ._meminfo import check_host_access
 from ._site import caller_site
 from ._staging import staging, transfer
-from ._submit import check_queue, marker, submit, target, whole
+from ._submit import check_queue, marker, migrate, target, whole
 from .exceptions import CallError, ContextMismatchError
 from .flags import MemFlags, MigrationFlags
 
@@ -219,12 +219,7 @@ def _carry(
 def _without_content(queue: cl.CommandQueue, handle: MemHandle, wait_for: Any) -> cl.Event:
     """Bring an object to the device of `queue`, its content undefined: else a write would drag the old one along."""
     mem, use = target(queue, handle, reads=False, writes=True)
-    waits = _waitlist.prepare(queue, wait_for)
-    event: cl.Event = submit(
-        "migrate", queue, (use,), waits, mem, _opencl.enqueue_migrate_mem_objects,
-        queue, [mem], MigrationFlags.CONTENT_UNDEFINED.value, waits, undefined=True,
-    )  # fmt: skip
-    return event
+    return migrate(queue, [mem], MigrationFlags.CONTENT_UNDEFINED, (use,), _waitlist.prepare(queue, wait_for))
 
 
 def _packed_bytes(handle: MemHandle) -> int:

@@ -18,9 +18,12 @@ class ContextLimits:
         Largest allocation in bytes that any device of the context takes.
     largest_device : str
         Name of the device with that limit.
+    early_migrations : bool
+        The event of a migration may be complete before its wait-list is (NVIDIA's driver 580, where nothing is to be
+        moved), and what waits for it then comes too early.
     """
 
-    __slots__ = ("alignments", "largest_device", "max_mem_alloc_size")
+    __slots__ = ("alignments", "early_migrations", "largest_device", "max_mem_alloc_size")
 
     def __init__(self, context: cl.Context) -> None:
         devices = context.devices
@@ -28,6 +31,7 @@ class ContextLimits:
         largest = max(devices, key=lambda device: device.max_mem_alloc_size)
         self.max_mem_alloc_size = largest.max_mem_alloc_size
         self.largest_device = largest.name.strip()
+        self.early_migrations = "NVIDIA" in devices[0].platform.name
 
 
 _limits: WeakKeyDictionary[cl.Context, ContextLimits] = WeakKeyDictionary()

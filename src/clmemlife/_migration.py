@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import pyopencl as cl
 
-from . import _opencl, _waitlist
+from . import _waitlist
 from ._across import can_stage, pays, staged
 from ._handle import MemHandle
-from ._submit import check_queue, check_usable, marker, submit, whole
+from ._submit import check_queue, check_usable, marker, migrate, whole
 from .exceptions import DependencyError, status_name
 from .flags import MigrationFlags, require
 
@@ -98,13 +98,7 @@ class Migration:
             uses.append(whole(handle, reads=not flags & MigrationFlags.CONTENT_UNDEFINED, writes=True))
         if not mems:
             return marker(queue, wait_for, "Migration")
-        waits = _waitlist.prepare(queue, wait_for)
-        event: cl.Event = submit(
-            "migrate", queue, uses, waits, mems, _opencl.enqueue_migrate_mem_objects,
-            queue, mems, flags.value, waits, undefined=bool(flags & MigrationFlags.CONTENT_UNDEFINED),
-            name="to the host" if flags & MigrationFlags.HOST else "",
-        )  # fmt: skip
-        return event
+        return migrate(queue, mems, flags, uses, _waitlist.prepare(queue, wait_for))
 
     @property
     def event(self) -> cl.Event:

@@ -18,6 +18,7 @@ from ._handle import MemHandle
 from ._meminfo import locate
 from ._site import caller_site
 from .exceptions import AlignmentError, ContextMismatchError
+from .flags import MigrationFlags
 
 _Events = tuple[cl.Event, ...]
 _Event: Any = cl.Event
@@ -135,6 +136,21 @@ def marker(queue: cl.CommandQueue, wait_for: Any, kind: str) -> cl.Event:
     """Enqueue a marker: what an operation with nothing to do returns, so that the chain goes on."""
     waits = _waitlist.prepare(queue, wait_for)
     event: cl.Event = submit("marker", queue, (), waits, None, _opencl.enqueue_marker, queue, waits, name=kind)
+    return event
+
+
+def migrate(
+    queue: cl.CommandQueue, mems: list[Any], flags: MigrationFlags, uses: Sequence[Use], waits: list[cl.Event] | None
+) -> cl.Event:
+    """Enqueue a migration; return an event that is complete when it is, and not before `waits`."""
+    event: cl.Event = submit(
+        "migrate", queue, uses, waits, mems, _opencl.enqueue_migrate_mem_objects,
+        queue, mems, flags.value, waits, undefined=bool(flags & MigrationFlags.CONTENT_UNDEFINED),
+        name="to the host" if flags & MigrationFlags.HOST else "",
+    )  # fmt: skip
+    if _limits.context_limits(queue.context).early_migrations:
+        waits = [event, *(waits or ())]
+        event = submit("marker", queue, (), waits, mems, _opencl.enqueue_marker, queue, waits, name="Migration")
     return event
 
 
