@@ -15,7 +15,7 @@ import clmemlife
 PACKAGE = Path(clmemlife.__file__).parent
 
 LAYERS: list[tuple[str, ...]] = [
-    ("exceptions", "_site", "flags", "_journal", "_limits"),
+    ("exceptions", "_site", "_settings", "flags", "_journal", "_limits"),
     ("_opencl", "_entries"),
     ("_runner", "_inflight", "_ledger"),
     ("_notices", "_waitlist"),
@@ -69,9 +69,11 @@ LAYERS: list[tuple[str, ...]] = [
     ("diagnostics._map_hooks", "diagnostics._host_side"),
     ("diagnostics._install",),
     ("diagnostics.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
-    ("_lifecycle",),
+    ("diagnostics._pauses",),
+    ("_lifecycle", "diagnostics.chaos"),
     ("_discovery", "_plugin_leaks", "_plugin_queues"),
-    ("_info", "_plugin_run"),
+    ("_info", "_plugin_sanitize", "_run", "_watch"),
+    ("_plugin_run", "_startup.sitecustomize"),
     ("pytest_plugin", "__main__"),
 ]
 """From the bottom up; modules of one layer do not know each other. ``__init__`` is the lazy face of all.

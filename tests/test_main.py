@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -84,6 +85,29 @@ def test_what_is_searched_names_variables_folders_and_drivers(monkeypatch, tmp_p
     lines = _discovery.searched()
     assert f"OCL_ICD_VENDORS={tmp_path}" in lines
     assert f"{tmp_path} (some.icd)" in lines
+
+
+def test_a_variable_that_hides_all_other_drivers_is_named_in_the_advice(monkeypatch):
+    monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
+    monkeypatch.delenv("OPENCL_VENDOR_PATH", raising=False)
+    assert _discovery.advice().startswith("install PoCL: ")
+    assert any("pyopencl" in line for line in _discovery.searched())
+    monkeypatch.setenv("OCL_ICD_VENDORS", "/nowhere")
+    assert _discovery.advice().startswith("OCL_ICD_VENDORS is set, and drivers are looked for there only: ")
+    assert "install PoCL: " in _discovery.advice()
+    assert _discovery.searched()[-1] == "/nowhere (not there)"
+
+
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["hook"]])
+def test_a_reader_that_leaves_early_sees_no_traceback(words):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "clmemlife", *words],
+        stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_module_runs_as_a_program():

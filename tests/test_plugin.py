@@ -364,6 +364,160 @@ def test_mode_warn_of_the_hazard_check_only_warns(suite):
     assert outcome.output.count("HazardWarning:") == 1
 
 
+# -- raw PyOpenCL ------------------------------------------------------------------------------------------------------
+
+RAW = """
+def fill(queue, buffer, value, wait_for=None):
+    return cl.enqueue_fill_buffer(queue, buffer, np.int32(value), 0, 4096, wait_for=wait_for)
+
+def buffer_of(queue):
+    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4096)
+
+def test_clean(cl_two_queues):
+    first, second = cl_two_queues
+    buffer = buffer_of(first)
+    event = fill(first, buffer, 1)
+    first.flush()
+    fill(second, buffer, 2, [event]).wait()
+
+def collide(queues):
+    first, second = queues
+    buffer = buffer_of(first)
+    one = fill(first, buffer, 1)
+    two = fill(second, buffer, 2)
+    one.wait()
+    two.wait()
+
+def test_missing_event(cl_two_queues):
+    collide(cl_two_queues)
+
+def test_the_same_again(cl_two_queues):
+    collide(cl_two_queues)
+
+@pytest.mark.cl_sanitize("off")
+def test_off(cl_two_queues):
+    collide(cl_two_queues)
+
+@pytest.mark.cl_sanitize("warn")
+def test_warned(cl_two_queues):
+    collide(cl_two_queues)
+
+def test_released(cl_queue):
+    buffer = buffer_of(cl_queue)
+    buffer.release()  # released
+    with pytest.raises(Exception):
+        fill(cl_queue, buffer, 1)
+
+def test_after(cl_queue):
+    fill(cl_queue, buffer_of(cl_queue), 1).wait()
+"""
+
+
+def line_in_suite(source: str, what: str) -> str:
+    return str(next(n for n, text in enumerate((PRELUDE + source).splitlines(), 1) if what in text))
+
+
+def test_what_raw_pyopencl_does_wrong_fails_the_test_at_hand_with_both_lines(suite):
+    outcome = suite(RAW, "--cl-sanitize", "--strict-markers")
+    assert set(outcome.errors) == {"test_missing_event", "test_the_same_again", "test_released"}, outcome.output
+    assert "sanitizer error" in outcome.output
+    for name in ("test_missing_event", "test_the_same_again"):
+        assert "1 OpenCL finding\n" in outcome.errors[name]
+        assert "test_suite.py:" in outcome.errors[name]
+    for what in ("# released", "return cl.enqueue_fill_buffer"):
+        assert f"test_suite.py:{line_in_suite(RAW, what)}" in outcome.errors["test_released"]
+    assert outcome.output.count("HazardWarning: test_suite.py::test_warned") == 1
+    both = suite(RAW, "--cl-sanitize", "--cl-hazard-check=error", "-k", "clean or missing or after")
+    assert set(both.errors) == {"test_missing_event"}, both.output
+
+
+def test_the_sanitizer_is_off_unless_asked_for_and_may_only_warn(suite, tmp_path):
+    options = ("-k", "not released")
+    assert suite(RAW, *options).errors == {}
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncl_sanitize = warn\n")
+    outcome = suite(RAW, *options, "-W", "error::clmemlife.HazardWarning")
+    assert outcome.errors == {}, outcome.output
+    assert outcome.output.count("HazardWarning: test_suite.py::") == 3
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncl_sanitize = loud\n")
+    assert "cl_sanitize must be one of off, warn, error" in suite(RAW).output
+
+
+def test_the_leak_check_sees_raw_objects_under_the_sanitizer(suite):
+    source = """
+def test_leak(cl_context):
+    KEPT.append(cl.Buffer(cl_context, cl.mem_flags.READ_WRITE, 64))  # leak
+
+def test_ended(cl_context):
+    cl.Buffer(cl_context, cl.mem_flags.READ_WRITE, 64).release()
+"""
+    outcome = suite(source, "--cl-sanitize", "--cl-leak-check=error")
+    assert set(outcome.errors) == {"test_leak"}, outcome.output
+    assert f"test_suite.py:{line_in_suite(source, '# leak')}" in outcome.errors["test_leak"]
+
+
+@pytest.mark.parametrize("options", [[], ["--cl-sanitize", "--cl-leak-check=error", "--cl-hazard-check=error"]])
+def test_a_clean_suite_passes_in_chaos_and_serialized(suite, options):
+    for order in ("--cl-chaos=3", "--cl-serialize"):
+        outcome = suite(CLEAN, order, *options)
+        assert (outcome.status, outcome.errors) == (0, {}), outcome.output
+    assert "serialized" in outcome.output
+
+
+CHAOS = """
+def test_latent(cl_two_queues):
+    first, second = cl_two_queues
+    buffer = cl.Buffer(first.context, cl.mem_flags.READ_WRITE, 4096)
+    got = np.empty(1024, np.int32)
+    cl.enqueue_fill_buffer(first, buffer, np.int32(0), 0, 4096).wait()
+    cl.enqueue_fill_buffer(first, buffer, np.int32(7), 0, 4096)
+    cl.enqueue_copy(second, got, buffer)
+    assert (got == 7).all(), "the data is wrong"
+"""
+
+
+def test_chaos_makes_a_missing_event_a_failing_test(suite, tmp_path):
+    outcome = suite(CHAOS, "--cl-chaos=5:50")
+    assert set(outcome.errors) == {"test_latent"}, outcome.output
+    assert "the data is wrong" in outcome.errors["test_latent"]
+    assert "chaos 5:50" in outcome.output
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncl_chaos = 6:50\n")
+    assert set(suite(CHAOS).errors) == {"test_latent"}
+    assert suite(CHAOS, "-o", "cl_chaos=", "--cl-serialize").errors == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--cl-chaos=x"], "cl_chaos: 'x' is not SEED or SEED:MILLISECONDS"),
+        (["--cl-chaos=1", "--cl-serialize"], "cl_chaos and cl_serialize exclude each other"),
+    ],
+)  # fmt: skip
+def test_options_without_a_meaning_are_errors_of_usage(suite, options, problem):
+    outcome = suite(CHAOS, *options)
+    assert outcome.status == 4
+    assert problem in outcome.output
+
+
+def test_workers_of_xdist_sanitize_and_shake_as_one_process_does(suite):
+    pytest.importorskip("xdist")
+    outcome = suite(RAW + CHAOS, "--cl-sanitize", "--cl-chaos=3:50", "-n2", "-k", "not warned")
+    expected = {"test_missing_event", "test_the_same_again", "test_released", "test_latent"}
+    assert set(outcome.errors) == expected, outcome.output
+
+
+def test_our_frames_are_left_out_of_the_tracebacks_of_our_errors(suite):
+    source = """
+def test_use(cl_queue, cl_context):
+    handle = MemHandle.create_buffer(cl_context, 64)
+    handle.release()
+    cml.enqueue_fill(cl_queue, handle, b"\\0")
+"""
+    outcome = suite(source)
+    assert "ReleasedError" in outcome.errors["test_use"]
+    assert "clmemlife" + os.sep + "_" not in outcome.errors["test_use"]
+    assert "clmemlife" + os.sep + "_" in suite(source, "--full-trace").errors["test_use"]
+
+
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 

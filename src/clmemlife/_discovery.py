@@ -67,11 +67,10 @@ def choose(found: Found, texts: list[str]) -> Found:
 def searched() -> list[str]:
     """Return in words where the loader looks for drivers: variables, folders, and what is in them."""
     lines = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    folders = []
-    vendors = os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
-    folders.append(Path(vendors))
+    variable = _only_place()
+    folders = [Path(os.environ[variable] if variable else "/etc/OpenCL/vendors")]
     package = sys.modules.get("pyopencl")
-    if package is not None and package.__file__:
+    if package is not None and package.__file__ and not variable:
         folders.append(Path(package.__file__).parent / ".libs")
     for folder in folders:
         try:
@@ -86,9 +85,18 @@ def searched() -> list[str]:
 
 def advice() -> str:
     """Return how to come by a driver that runs on any processor."""
+    install = "install PoCL: conda install -c conda-forge pocl"
     if sys.platform == "linux":
-        return 'install PoCL: python -m pip install "clmemlife[pocl]" (or: apt install pocl-opencl-icd)'
-    return "install PoCL: conda install -c conda-forge pocl"
+        install = 'install PoCL: python -m pip install "clmemlife[pocl]" (or: apt install pocl-opencl-icd)'
+    variable = _only_place()
+    if variable:
+        return f"{variable} is set, and drivers are looked for there only: correct it, or unset it and {install}"
+    return install
+
+
+def _only_place() -> str:
+    """Return the name of the variable that keeps the loader from looking anywhere else, if one is set."""
+    return next((name for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH") if os.environ.get(name)), "")
 
 
 def explain(problem: str) -> str:

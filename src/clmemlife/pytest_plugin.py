@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ._plugin_run import MODES, Run, Test, write_summary
+from ._plugin_run import OPTIONS, Run, Test, hide_frames, write_summary
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -34,37 +34,22 @@ _CHECKS = {"cl_leak_check", "cl_hazard_check"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, and an ini name for each that belongs into a project's configuration."""
     group = parser.getgroup("clmemlife", "OpenCL memory objects (clmemlife)")
-    group.addoption(
-        "--cl-device", action="append", metavar="TEXT",
-        help="test on devices whose id, name or platform contains TEXT (repeatable; 'all'); default: the first device",
-    )  # fmt: skip
-    group.addoption("--cl-leak-check", choices=MODES, help="memory objects and maps that a test leaves behind")
-    group.addoption("--cl-leak-raw", action="store_true", help="the leak check also sees buffers of raw PyOpenCL code")
-    group.addoption("--cl-hazard-check", choices=MODES, help="uses of the same bytes that no event orders")
-    group.addoption("--cl-require-device", action="store_true", help="a missing device is an error, not a skip")
-    group.addoption("--cl-report", action="store_true", help="memory of each test in the summary")
-    parser.addini("cl_device", "as --cl-device", type="linelist", default=[])
-    parser.addini("cl_leak_check", "as --cl-leak-check", default="off")
-    parser.addini("cl_leak_raw", "as --cl-leak-raw", type="bool", default=False)
-    parser.addini("cl_hazard_check", "as --cl-hazard-check", default="off")
-    parser.addini("cl_require_device", "as --cl-require-device", type="bool", default=False)
+    for name, option, kind, default in OPTIONS:
+        words = "--" + name.replace("_", "-")
+        group.addoption(words, **option)
+        if kind:
+            parser.addini(name, f"as {words}", type=kind, default=default)  # type: ignore[arg-type]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options, and give PoCL a kernel cache that only this run uses."""
     config.addinivalue_line("markers", "cl_leaks(allow=N, reason=...): this test may leave N memory objects or maps")
-    config.addinivalue_line("markers", "cl_hazards(mode): 'off', 'warn' or 'error' for this test")
+    for name, what in (("cl_hazards", "hazard check"), ("cl_sanitize", "sanitizer")):
+        config.addinivalue_line("markers", f"{name}(mode): 'off', 'warn' or 'error' of the {what} for this test")
 
-    def value(name: str) -> Any:
-        return config.getoption(name) or config.getini(name)
-
-    for name in ("cl_leak_check", "cl_hazard_check"):
-        if value(name) not in MODES:
-            raise pytest.UsageError(f"{name} must be one of {', '.join(MODES)}, not {value(name)!r}")
-    config.stash[_run] = Run(
-        value("cl_leak_check"), value("cl_hazard_check"), value("cl_leak_raw"), value("cl_require_device"),
-        config.getoption("cl_report"), value("cl_device"),
-    )  # fmt: skip
+    run = config.stash[_run] = Run(lambda name: config.getoption(name) or (name != "cl_report" and config.getini(name)))
+    for problem in run.problems():
+        raise pytest.UsageError(problem)
     if "POCL_CACHE_DIR" not in os.environ:
         folder = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="clmemlife-pocl-")
 
@@ -99,14 +84,27 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         write_summary(terminalreporter)
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Follow raw PyOpenCL before test modules are imported, on request."""
+    run = collector.config.stash[_run]
+    if run.intercepts:
+        run.intercept()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Leave our frames out of what is shown of our errors."""
+    if call.excinfo is not None:
+        hide_frames()
+
+
 # -- a test ------------------------------------------------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Look at each test only where one of them asks for a check."""
     run = config.stash[_run]
-    asked = run.report or (run.leaks, run.hazards) != ("off", "off")
-    if asked or any(not _CHECKS.isdisjoint(getattr(item, "fixturenames", ())) for item in items):
+    if run.report or run.checks or any(not _CHECKS.isdisjoint(getattr(item, "fixturenames", ())) for item in items):
         _checks(config)
 
 
@@ -126,9 +124,9 @@ class _Checks:
 
     def begin(self, item: pytest.Item, fixtures: Container[str]) -> Test:
         """Begin to follow what a test makes; `fixtures` are those it uses."""
-        markers = item.get_closest_marker("cl_leaks"), item.get_closest_marker("cl_hazards")
+        markers = map(item.get_closest_marker, ("cl_leaks", "cl_hazards", "cl_sanitize"))
         test = item.stash[_test] = self._run.plan(fixtures, *markers)
-        test.begin(self._run)
+        test.begin(self._run, item.nodeid)
         return test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -68,9 +68,9 @@ def enqueues(name: str, entry: Entry, original: Callable[..., Any]) -> Callable[
         if plan.host is not None:
             _watched.used(plan.host, site)
         waits = checked_waits(bound.get("wait_for"), site)
-        if outside.rewrite_waits is not None and "wait_for" in names:
-            waits = outside.rewrite_waits(queue, waits, plan.name or plan.kind)
-            arguments, keywords = with_waits(names, arguments, keywords, waits)
+        if outside.rewrite_waits is not None and "wait_for" in names and not plan.blocking:
+            more = outside.rewrite_waits(queue, list(waits), plan.name or plan.kind)
+            arguments, keywords = with_waits(names, arguments, keywords, more)
         return published(queue, plan, waits, site, None, original, arguments, keywords)
 
     return enqueue

@@ -54,10 +54,10 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*arguments, **keywords)
         _mapped.check((entry.access,), "map", site)
         waits = checked_waits(bound.get("wait_for"), site)
-        if _intercept.outside.rewrite_waits is not None:
-            waits = _intercept.outside.rewrite_waits(queue, waits, "map")
-            arguments, keywords = with_waits(names, arguments, keywords, waits)
         blocking = bool(bound.get("is_blocking", True))
+        if _intercept.outside.rewrite_waits is not None and not blocking:
+            more = _intercept.outside.rewrite_waits(queue, list(waits), "map")
+            arguments, keywords = with_waits(names, arguments, keywords, more)
         plan = Plan("map", "", (entry.access,), blocking, wrappers=(entry.wrapper,))
         entry.key, entry.out_of_order = describe_queue(queue)
         result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
@@ -107,8 +107,8 @@ def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
         waits = checked_waits(bound.get("wait_for"), site)
         queue = entry.key if queue is None else queue
         if _intercept.outside.rewrite_waits is not None:
-            waits = _intercept.outside.rewrite_waits(queue, waits, "unmap")
-            arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, waits)
+            more = _intercept.outside.rewrite_waits(queue, list(waits), "unmap")
+            arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, more)
         event = published(queue, _UNMAP, waits, site, entry.number, original, (self, *arguments), keywords, place)
         _mapped.closed(entry, site)
         _watched.watch(entry)

@@ -23,7 +23,8 @@ __all__ = ["Fault", "sanitize"]
 Mode = Literal["record", "warn", "raise"]
 
 rewrite_waits: Callable[[Any, list[Any], str], list[Any]] | None = None
-"""Called with queue, wait-list and name of each command of plain PyOpenCL; gives the wait-list that is passed on."""
+"""Called with queue, wait-list and name of each command of plain PyOpenCL that does not block; gives the wait-list that
+the driver gets. What is put into it is not taken for an order that the program declares."""
 after_enqueue: Callable[[Any, Any], None] | None = None
 """Called with queue and event after each."""
 _intercept.outside = sys.modules[__name__]
