@@ -67,6 +67,8 @@ def _arrows(snapshot: Snapshot, places: dict[int, tuple[int, int, Bar]]) -> Iter
             if number not in places:
                 continue
             pid, tid, source = places[number]
+            if source.begin >= target.end:
+                continue  # the clocks of two devices are not known better than that
             leaves = max(source.begin, min(source.end - 1, target.begin))
             arrives = min(target.end - 1, max(target.begin, leaves))
             what = {"name": "wait_for", "cat": "wait_for", "id": next(numbers)}
