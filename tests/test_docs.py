@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,6 +175,14 @@ def test_the_start_page_leads_to_every_page() -> None:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         name = page.relative_to(ROOT / "docs").as_posix()
         assert name == "index.md" or f"]({name})" in start, f"docs/index.md does not link to {name}"
+
+
+def test_the_picture_of_the_layers_is_that_of_the_table() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
+    page = ROOT / "docs" / "explanation" / "architecture.md"
+    picture = drawn["draw"](page.read_text(encoding="utf-8"))
+    same = picture == page.with_suffix(".svg").read_text(encoding="utf-8")
+    assert same, "the table has changed: run python docs/draw_architecture.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
