@@ -65,6 +65,26 @@ def sets_status(original: Callable[..., Any]) -> Callable[..., Any]:
     return set_status
 
 
+def calls_back(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Event.set_callback``: what the function does comes after the command."""
+
+    @functools.wraps(original)
+    def set_callback(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        site = caller(sys._getframe(1))
+        if site is None or len(arguments) != 2 or arguments[0] != 0 or not _journal.listeners:
+            return original(self, *arguments, **keywords)
+        event, function = plain_event(self), arguments[1]
+
+        def notify(status: int) -> Any:
+            if status == 0:
+                _journal.host(_journal.HostWait((event,), site=site))
+            return function(status)
+
+        return original(self, arguments[0], notify)
+
+    return set_callback
+
+
 def _learned(event: Any, status: int, frame: Any) -> None:
     """The program itself asked and was told that a command is complete: it may act on that."""
     if status == 0 and _journal.listeners:

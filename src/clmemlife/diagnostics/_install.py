@@ -140,6 +140,7 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
         *[(getattr(cl, "SVMAllocation", None), name, _methods.frees_svm) for name in ("release", "enqueue_release")],
         (cl.Event, "get_info", _host_side.asks_event),
         (cl.Event, "wait", _host_side.waits),
+        (cl.Event, "set_callback", _host_side.calls_back),
         (cl.CommandQueue, "finish", _host_side.host_step),
         (cl.CommandQueue, "flush", _host_side.host_step),
         (cl.UserEvent, "set_status", _host_side.sets_status),

@@ -54,6 +54,8 @@ def note_argument(kernel: Any, index: int, value: Any) -> None:
         about = usable(value, outer_site(sys._getframe(2)), what)
     elif isinstance(value, cl.SVMPointer):
         about = _svm.range_of(value)
+        if about is None:
+            _faults.unknown("an argument in shared virtual memory whose allocation was not seen")
     elif arguments.entries.pop(index, None) is None:
         return
     else:

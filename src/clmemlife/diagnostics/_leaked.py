@@ -15,7 +15,7 @@ import pyopencl as cl
 
 from ..flags import MapFlags, MemFlags
 from . import _faults, _mapped, _wrapped
-from ._places import KEY
+from ._places import KEY, variables
 from ._records import UNSEEN, LiveRecord
 from ._why import Explainer
 
@@ -110,7 +110,7 @@ def _held(at_end: bool) -> set[int]:
         if home not in ("builtins", "sys", _OURS) and hasattr(module, "__dict__"):
             (deep if at_end or home == "pyopencl" else plain).extend(list(vars(module).values()))
     for frame in _running():
-        plain.extend(list(frame.f_locals.values()))
+        plain.extend(variables(frame))
     found: set[int] = set()
     _search(deep, found, through_collections=True)
     _search(plain, found, through_collections=False)

@@ -10,14 +10,34 @@ import sys
 import weakref
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from . import _faults
 
 _get_info = cl.Event.get_info  # as it is without hooks
 
-leases: list[tuple[Any, Any, str]] = []
-"""Host memory that is kept since the memory object may still be used: with the object, and where that ended."""
+
+class _Lease:
+    """Host memory that is kept since the memory object may still be used: the array that owns it, and whose it was."""
+
+    __slots__ = ("owner", "view", "wrapper")
+
+    def __init__(self, owner: Any, view: Any, wrapper: Any) -> None:
+        self.owner, self.wrapper = owner, wrapper
+        self.view = None if view is owner else weakref.ref(view)  # what PyOpenCL was given
+
+    def unheld(self, theirs: bool) -> bool:
+        """Say whether nobody else holds the memory, but for PyOpenCL where it still does (`theirs`)."""
+        view = None if self.view is None else self.view()
+        if view is None:
+            return sys.getrefcount(self.owner) <= _HELD_HERE + (theirs and self.view is None)
+        return sys.getrefcount(view) <= _LOOKED_AT + theirs and sys.getrefcount(self.owner) <= _HELD_HERE + 1
+
+
+_HELD_HERE = 3  # by the watch, by `_Lease.owner`, by the call that asks
+_LOOKED_AT = 2  # by the name, by the call that asks
+leases: list[_Lease] = []
 
 
 def remember_host(wrapper: Any, hostbuf: Any) -> None:
@@ -28,6 +48,16 @@ def remember_host(wrapper: Any, hostbuf: Any) -> None:
         wrapper.host = lambda: hostbuf
 
 
+def _owner_of(array: Any) -> Any:
+    """Return the array whose end frees the memory of an array, ``None`` where that is something else."""
+    while isinstance(array, np.ndarray):
+        base = np.ndarray.base.__get__(array)
+        if base is None:
+            return array if array.flags.owndata else None
+        array = base
+    return None
+
+
 def keep_host_memory(wrapper: Any) -> None:
     """PyOpenCL is about to let go of the host memory: keep it as long as the driver has the memory object."""
     hostbuf = wrapper.host() if wrapper.host is not None else None
@@ -36,13 +66,25 @@ def keep_host_memory(wrapper: Any) -> None:
     watches = wrapper.shared.watch()
     if watches is None:
         return
-    watches.lease(hostbuf, wrapper.size)
+    owner = _owner_of(hostbuf)
+    watches.lease(hostbuf if owner is None else owner, wrapper.size)
+    if _in_use(wrapper):
+        if owner is None:
+            _faults.unknown("host memory of a USE_HOST_PTR object whose owner is no array")
+        else:
+            leases.append(_Lease(owner, hostbuf, wrapper))
+
+
+def _in_use(wrapper: Any) -> str:
+    """Return what still uses the memory object, in words."""
     busy = [one for event, one in wrapper.shared.pending if running(event)]
-    if busy or wrapper.shared.parts:
-        leases.append((hostbuf, wrapper, busy[-1] if busy else ""))
+    if busy:
+        return f"the command enqueued at {busy[-1]} still uses it"
+    return "a sub-buffer of it is alive" if wrapper.shared.parts else ""
 
 
 def running(event: Any) -> bool:
+    """Say whether a command is not complete."""
     try:
         return bool(_get_info(event, cl.event_info.COMMAND_EXECUTION_STATUS) > 0)
     except cl.Error:
@@ -51,24 +93,20 @@ def running(event: Any) -> bool:
 
 def look_at_leases(site: str, closing: Any | None = None) -> None:
     """Report host memory that nobody but us keeps any more, while the driver still uses it."""
-    for entry in leases.copy():
-        wrapper, busy = entry[1], entry[2]
-        theirs = wrapper.alive or wrapper is closing  # PyOpenCL's object still holds it, or is about to let go
+    for lease in leases.copy():
+        wrapper = lease.wrapper
         watches = wrapper.shared.watch()
-        if watches is None or watches.dead:
-            leases.remove(entry)
-        elif not wrapper.alive and sys.getrefcount(entry[0]) <= _HELD_HERE + theirs:
-            leases.remove(entry)
-            why = f"the command enqueued at {busy} still uses it" if busy else "a sub-buffer of it is alive"
+        why = _in_use(wrapper)
+        if watches is None or watches.dead or not why:
+            leases.remove(lease)
+        elif not wrapper.alive and lease.unheld(wrapper is closing):  # PyOpenCL is just about to let go of it
+            leases.remove(lease)
             _faults.report(
                 "host_array_freed",
                 f"the host memory of a USE_HOST_PTR buffer is freed while {why} (the sanitizer keeps it)",
                 wrapper.released or site,
-                busy or wrapper.site,
+                wrapper.site,
                 thing=str(wrapper),
                 remedy="Keep the array and the Buffer until the commands are complete and all sub-buffers are gone.",
                 quietly=True,
             )
-
-
-_HELD_HERE = 3  # by the lease, by `leases`, by the call that asks

@@ -111,6 +111,7 @@ def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
             arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, more)
         event = published(queue, _UNMAP, waits, site, entry.number, original, (self, *arguments), keywords, place)
         _mapped.closed(entry, site)
+        _watched.watch_views(entry, sys._getframe(1))
         _watched.watch(entry)
         return event
 

@@ -48,7 +48,7 @@ def shows_address(original: property) -> property:
 
     def int_ptr(self: Any) -> int:
         tripwire = getattr(self, KEY, None)
-        if tripwire is not None and caller(sys._getframe(1)) is not None:
+        if tripwire is not None and tripwire.about.released is None and caller(sys._getframe(1)) is not None:
             tripwire.about.shared.keep()
         value: int = get(self)  # type: ignore[misc]
         return value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +68,19 @@ def outer_site(frame: Any) -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return UNSEEN
+
+
+def variables(frame: types.FrameType) -> list[Any]:
+    """Return the values of a frame's variables; no trace of that is left in the frame."""
+    names: Any = frame.f_locals
+    values = list(names.values())
+    function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if function and type(names) is dict and sys.getrefcount(names) <= _HELD_HERE:
+        names.clear()  # before Python 3.13 the frame keeps what it was asked for, and so the values alive
+    return values
+
+
+_HELD_HERE = 3  # by the frame, the name, and the call that asks
 
 
 def caller(frame: Any) -> str | None:

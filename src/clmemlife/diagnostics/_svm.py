@@ -85,7 +85,6 @@ def range_of(pointer: Any) -> Range | None:
         place = bisect_right(_starts, start) - 1
         area = _areas.get(_starts[place]) if place >= 0 else None
     if area is None or start >= area.start + area.size:
-        _faults.unknown("shared virtual memory whose allocation was not seen")
         return None
     return Range(area, start, area.start + area.size - start if size is None else size)
 

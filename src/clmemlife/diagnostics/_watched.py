@@ -7,6 +7,7 @@ uses. Arrays that nothing is wrong with are never touched.
 from __future__ import annotations
 
 import sys
+import types
 import weakref
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from ..exceptions import UnmappedError
 from . import _cpython, _faults
 from ._mapped import Map, mapped_by
-from ._places import outer_site
+from ._places import outer_site, variables
 
 _HARMLESS = frozenset(
     """base shape strides dtype itemsize size nbytes ndim flags ctypes data view __class__ __array_interface__
@@ -35,8 +36,34 @@ def watch(entry: Map, array: Any = None) -> None:
     if len(_watched) > _SLACK:
         for number in [one for one, reference in _watched.items() if reference() is None]:
             del _watched[number]
-    _watched[id(array)] = entry.array if entry.array is not None else weakref.ref(array)
+    _watched[id(array)] = weakref.ref(array)
     _cpython.set_class(array, watched=True)
+
+
+def watch_views(entry: Map, frame: types.FrameType | None) -> None:
+    """Notice also uses of the views of a map's array that variables of the running functions have."""
+    array = None if entry.array is None else entry.array()
+    if array is None or not _cpython.can_watch_arrays or sys.getrefcount(array) <= _HELD_HERE:
+        return
+    base = array.base
+    seen = 0
+    while frame is not None and seen < _DEEP:
+        for one in variables(frame):
+            many = one if type(one) in (list, tuple) and len(one) < _MANY else (one,)
+            for view in many:
+                if type(view) is np.ndarray and view is not array and view.base is not None and _shows(view, base):
+                    watch(entry, view)
+        frame, seen = frame.f_back, seen + 1
+
+
+_HELD_HERE = 3  # by a variable of the program, the name, and the call that asks
+_DEEP, _MANY = 8, 64
+
+
+def _shows(view: Any, memory_map: Any) -> bool:
+    while isinstance(view, np.ndarray):
+        view = np.ndarray.base.__get__(view)
+    return view is memory_map
 
 
 def release(array: Any) -> None:
