@@ -21,7 +21,7 @@ from .. import _journal
 from .._site import PACKAGE, caller_site
 from .._submit import describe_queue, describe_waits, plain_event
 
-_INNER = (PACKAGE, os.path.dirname(os.path.abspath(str(cl.__file__))) + os.sep, "<generated: 'pyopencl ")
+_INNER = (PACKAGE, os.path.dirname(os.path.abspath(str(cl.__file__))) + os.sep, "<generated: 'pyopencl ", "<pyopencl ")
 _USER = cl.command_type.USER
 _lock = threading.Lock()
 _RAW = (

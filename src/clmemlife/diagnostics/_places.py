@@ -44,7 +44,7 @@ class Nobody:
 
 
 _PYOPENCL = str(cl.__file__).removesuffix("__init__.py")
-_INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ")
+_INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ", "<pyopencl ")
 _HOOKS = frozenset(
     f"{PACKAGE}diagnostics{os.sep}{name}.py"
     for name in ("_hooks", "_host_side", "_intercept", "_launch", "_map_hooks", "_methods")
