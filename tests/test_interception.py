@@ -504,13 +504,7 @@ def test_wait_lists_can_be_rewritten_and_events_seen(context, queue, buffer, ker
         array, _ = cl.enqueue_map_buffer(queue, buffer, mapf.READ, 0, (N,), np.int32)
         array.base.release()
         queue.finish()
-    assert calls == [
-        (True, 0, "inc"),
-        (True, 1, "inc"),
-        (True, 0, "enqueue_copy"),
-        (True, 0, "map"),
-        (True, 0, "unmap"),
-    ]
+    assert calls == [(True, 0, "inc"), (True, 1, "inc"), (True, 0, "unmap")]  # what blocks is left alone
     assert len(seen) == 5
     assert all(isinstance(one, cl.Event) for one in seen)
 
