@@ -747,6 +747,49 @@ def test_a_program_is_checked_as_a_whole_when_the_environment_says_so(
         assert "HazardWarning" not in done.stderr
 
 
+PROGRAM = """
+    field = MemHandle.create_buffer(context, 4096, label="field")
+    for _ in range(3):
+        cml.enqueue_fill(queue, field, np.int32(1))
+        cml.enqueue_fill(queue2, field, np.int32(2))
+    queue.finish()
+    queue2.finish()
+    field.release()
+    print("done")
+"""
+
+
+def test_the_environment_chooses_the_mode(run_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_process(PROGRAM, CLMEMLIFE_CHECK="hazards:raise")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "UnorderedAccessError: write-after-write on 'field'" in done.stderr
+    done = run_process(PROGRAM, CLMEMLIFE_CHECK="leaks, hazards:warn")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "HazardWarning: write-after-write on 'field'" in done.stderr
+
+
+def test_what_the_environment_has_recorded_is_told_at_exit(
+    run_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_process(PROGRAM, CLMEMLIFE_CHECK="hazards:record")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "Warning" not in done.stderr
+    assert done.stderr.startswith("clmemlife: 2 hazards were found\n\nwrite-after-write on 'field' (4096 bytes")
+    assert "  met 3 times\n" in done.stderr
+    assert "  met 2 times\n" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["hazard", "hazards:rais", "leaks,hazards:warn:x", "true"])
+def test_a_word_that_the_environment_has_wrong_is_told(
+    run_process: Callable[..., subprocess.CompletedProcess[str]], words: str
+) -> None:
+    done = run_process('print("done")', CLMEMLIFE_CHECK=words)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    wrong = words.rpartition(",")[2]
+    expected = f"CLMEMLIFE_CHECK asks for '{wrong}', which means nothing; known are hazards, hazards:raise"
+    assert expected in done.stderr
+
+
 def test_a_checked_program_warns_at_exit_of_what_hangs_on_a_user_event(
     run_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -355,6 +355,9 @@ def test_a_missing_event_fails_the_test_where_asked_for(suite):
     outcome = suite(HAZARD, "--cl-hazard-check=error")
     assert set(outcome.errors) == {"test_plain", "test_with_fixture"}, outcome.output
     assert "UnorderedAccessError" in outcome.errors["test_plain"]
+    places = re.findall(r"^(\S+\.py):\d+: UnorderedAccessError$", outcome.output, re.MULTILINE)
+    assert places, outcome.output
+    assert all(one.startswith("test_") for one in places), "the line of the test comes last"
     assert set(suite(HAZARD).errors) == {"test_with_fixture"}
 
 

@@ -7,9 +7,11 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 from . import _callbacks, _commands, _foreign, _hostmem, _inflight, _journal, _ledger, _staging
 from ._owning import give_back
+from ._site import report_at
 
 EXIT_TIMEOUT_SECONDS = 2.0
 """How long, all together, exit waits for queued commands and callbacks (``CLMEMLIFE_EXIT_TIMEOUT`` overrides)."""
@@ -79,17 +81,25 @@ def _tell_what_is_left() -> None:
         sys.stderr.write(f"clmemlife: left at exit; {left}\n")
 
 
+_CHECKS: dict[str, Any] = {
+    "hazards": "warn", "hazards:raise": "raise", "hazards:warn": "warn", "hazards:record": "record", "leaks": "",
+}  # fmt: skip
+
+
 def _check_as_told() -> None:
     """Start what ``CLMEMLIFE_CHECK`` asks for: checks of the program (``hazards``), a word at its end (``leaks``)."""
-    wanted = os.environ.get("CLMEMLIFE_CHECK", "").split(",")
+    wanted = [word.strip() for word in os.environ.get("CLMEMLIFE_CHECK", "").split(",")]
+    unknown = [word for word in wanted if word and word not in _CHECKS]
+    modes = [_CHECKS[word] for word in wanted if _CHECKS.get(word)]
     if "leaks" in wanted:
         atexit.register(_tell_what_is_left)
-    if "hazards" in wanted:
-        from .diagnostics.checking import check_hazards
+    if modes:
+        from .diagnostics.checking import check_program
 
-        scope = check_hazards("warn")
-        scope.start()
-        atexit.register(scope.stop)
+        check_program(modes[-1])
+    if unknown:
+        text = f"CLMEMLIFE_CHECK asks for {', '.join(map(repr, unknown))}, which means nothing; known are "
+        report_at("CLMEMLIFE_CHECK:0", text + ", ".join(_CHECKS), RuntimeWarning)
 
 
 atexit.register(close)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any
@@ -72,6 +74,20 @@ class check_hazards:  # noqa: N801 - used like a function, as contextlib.suppres
                 raise
 
 
+def check_program(mode: Mode) -> None:
+    """Check all that comes, until the interpreter exits; then tell what was only recorded."""
+    scope = check_hazards(mode)
+    scope.start()
+    atexit.register(_end_of_program, scope, mode)
+
+
+def _end_of_program(scope: check_hazards, mode: Mode) -> None:
+    scope.stop()
+    if mode == "record" and scope.findings and sys.stderr is not None:
+        found = "\n\n".join(f"{one}\n  met {one.count} times" for one in scope.findings)
+        sys.stderr.write(f"clmemlife: {len(scope.findings)} hazards were found\n\n{found}\n")
+
+
 def dependencies(*, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> list[cl.Event]:
     """Return the smallest list of events that orders such an access: what one writes into ``wait_for``.
 
@@ -87,7 +103,7 @@ def dependencies(*, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> li
     Raises
     ------
     RuntimeError
-        No checker is listening.
+        No checker is listening (no `ClMemLifeError`: the program asked where there is nothing to ask).
     MapConflictError
         The host has the bytes mapped; no event can order that.
 
@@ -119,7 +135,7 @@ def declare(
     Raises
     ------
     RuntimeError
-        No checker is listening.
+        No checker is listening (no `ClMemLifeError`: the program asked where there is nothing to ask).
     UnorderedAccessError
         In mode "raise", where that command is not ordered.
 
@@ -156,7 +172,7 @@ def explain(mem: Any) -> str:
     Raises
     ------
     RuntimeError
-        No checker is listening.
+        No checker is listening (no `ClMemLifeError`: the program asked where there is nothing to ask).
     TypeError
         Not a memory object.
 
