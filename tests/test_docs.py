@@ -42,17 +42,20 @@ class Step(NamedTuple):
 def steps(page: Path) -> Iterator[Step]:
     """Give the blocks of Python, and of the shell where they say ``run``, with the text block that follows at once.
 
-    What says ``no-run`` is only saved, if it names a file.
+    What says ``no-run`` is only saved, if it names a file. A console block that checks ``app.py`` has its own output.
     """
     text = page.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         language, info, code = block.groups()
+        line = text.count("\n", 0, block.start()) + 1
+        typed, _, printed = code.partition("\n")
+        if language == "console" and typed == "$ python -m clmemlife run app.py" and printed:
+            yield Step(page, line, "", typed[2:], printed, True)
         named = FILE.search(info)
         run = "no-run" not in info if language == "python" else language == "sh" and "run" in info.split()
         if run or (language == "python" and named):
             after = BLOCK.match(text, block.end() + 2)
             output = after[3] if after and after[1] == "text" else None
-            line = text.count("\n", 0, block.start()) + 1
             file = "" if language == "sh" else named[1] if named else "app.py"
             yield Step(page, line, file, code, output, run)
 
