@@ -444,6 +444,37 @@ with cml.check_hazards() as checker:
 
 
 @needs_fork
+@pytest.mark.parametrize("step", ["_use", "_drop"])
+def test_a_fork_in_the_middle_of_a_change_of_another_thread_leaves_no_trace_in_the_child(python, step):
+    done, _ = python(
+        FORK,
+        f"""
+from clmemlife import _ledger
+entered, free = threading.Event(), threading.Event()
+def wait_inside(*arguments, real=_ledger.{step}):
+    if threading.current_thread() is not threading.main_thread():
+        entered.set(); free.wait()
+    real(*arguments)
+_ledger.{step} = wait_inside
+def work():
+    now = cml.statistics()
+    assert (cml.live(), now.current_count, now.current_bytes) == ((), 0, 0), (cml.live(), now)
+    assert handle.released
+def change():
+    with MemHandle.create_buffer(context, 64): pass
+thread = threading.Thread(target=change)
+thread.start()
+entered.wait()
+print(in_child(work))
+free.set()
+thread.join()
+print(usable(), cml.statistics().current_count)
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\nTrue 1\n", "")
+
+
+@needs_fork
 def test_a_fork_while_other_threads_use_the_library_leaves_the_child_able_to_go_on(python):
     done, _ = python(
         FORK,

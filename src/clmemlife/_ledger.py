@@ -83,10 +83,18 @@ class Keeper(Protocol):
 keeper: Keeper | None = None
 
 
-def renew_lock() -> None:
-    """Replace the lock, in a forked child: a thread of the parent may have held it."""
+def forget_all() -> tuple[tuple[Entry, ...], tuple[MapEntry, ...]]:
+    """Begin anew in a forked child; return the handles and the maps of the parent.
+
+    A thread of the parent may have held the lock, half-way through a change: the tables are emptied, not changed.
+    """
     global _changing, _lock
     _lock, _changing = threading.RLock(), False
+    inherited = tuple(_entries.values()), tuple(_open_maps.values())
+    for table in (_roots, _entries, _open_maps, _by_address, _removed):
+        table.clear()
+    counters.current_bytes = counters.current_count = 0
+    return inherited
 
 
 def root_for(int_ptr: int, size: int, label: str | None, site: str) -> Root:

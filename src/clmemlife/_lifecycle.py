@@ -53,21 +53,21 @@ def _after_fork_in_child() -> None:
     """Disarm what was inherited: nothing of it may reach the driver from here."""
     _journal.after_fork_in_child()
     _callbacks.after_fork_in_child()
-    _ledger.renew_lock()
+    entries, open_maps = _ledger.forget_all()
     _commands.renew_locks()
-    for entry in _ledger.entries():
+    for entry in entries:
         handle = entry.owner()
         if handle is not None:
             handle._lock = threading.RLock()
             handle._disarm("inherited by fork")
-        _ledger.remove(entry)
     _hostmem.forget()
     _staging.after_fork_in_child()
     _foreign.after_fork_in_child()
     _inflight.close(0.0)
-    for open_map in _ledger.open_maps():
+    for open_map in open_maps:
         mapping = open_map.owner()
         if mapping is not None:
+            mapping._lock = threading.RLock()
             mapping._finalizer.detach()
             mapping._open.forget()
 
