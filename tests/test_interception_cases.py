@@ -127,6 +127,11 @@ WRONG = {
         cl.enqueue_fill_buffer(q, a, np.int32(3), 0, 4 * N).wait()
         assert a.reference_count >= 1
     """,
+    "two owners of a queue": """
+        other = cl.CommandQueue.from_int_ptr(q.int_ptr, retain=False) #: two_owners
+        del other
+        setval(q, (N,), None, buffer(), np.int32(1)).wait()
+    """,
     "a map is released twice": """
         b = buffer()
         a, _ = map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
@@ -153,6 +158,16 @@ WRONG = {
         b = buffer()
         sum_up(b)
         q.finish()
+    """,
+    "a view that was taken before the release": """
+        def first(b):
+            a, _ = cl.enqueue_map_buffer(q, b, mapf.WRITE, 0, (N,), np.int32)
+            part = a[10:20]
+            a.base.release(q).wait()
+            part[0] = 5 #: stale_map_array
+            return part
+
+        rows = first(buffer()).reshape(2, 5) #: stale_map_array
     """,
     "a stale array is copied from": """
         b = buffer()
@@ -234,6 +249,13 @@ WRONG = {
         part = b.get_sub_region(0, 1 << 20)
         del b, a #: host_array_freed
         setval(q, (1 << 18,), None, part, np.int32(7)).wait()
+    """,
+    "host memory of a copy with shared virtual memory goes": """
+        gate = cl.UserEvent(ctx)
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        done = cl.enqueue_copy(q, memory, np.ones(N, np.int32), is_blocking=False, wait_for=[gate]) #: host_array_freed
+        gate.set_status(0)
+        done.wait()
     """,
     "misaligned host memory": """
         raw = np.zeros(4 * N + 512, np.uint8)
@@ -373,6 +395,25 @@ RIGHT = {
         setval(loose, (N,), None, b, np.int32(1))
         cl.enqueue_barrier(loose)
         cl.enqueue_copy(loose, h, b)
+    """,
+    "a callback": """
+        b, done = buffer(), threading.Event()
+        event = setval(q, (N,), None, b, np.int32(1))
+        q.flush()
+        event.set_callback(cl.command_execution_status.COMPLETE, lambda status: done.set())
+        done.wait()
+        cl.enqueue_copy(q2, h, b)
+    """,
+    "host memory that others keep": """
+        gate = cl.UserEvent(ctx)
+        memory, whole = cl.SVM(cl.csvm_empty(ctx, N, np.int32)), np.ones(2 * N, np.int32)
+        done = cl.enqueue_copy(q, memory, whole[N:], is_blocking=False, wait_for=[gate])
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=whole[:N])
+        other = inc(q2, (N,), None, b, wait_for=[gate])
+        del b
+        gate.set_status(0)
+        done.wait()
+        other.wait()
     """,
     "copies that do not block": """
         b = buffer()

@@ -20,7 +20,7 @@ sites: dict[int, str] = {}
 """Of the latest commands, by the address of their event."""
 
 pending: list[tuple[Any, Any, str]] = []
-"""Events whose end waits for the copy: held here until the copy is complete, with a plain copy, and the site."""
+"""Held until a copy is complete, with its event and the line: events whose end waits, host memory nobody else keeps."""
 _HELD_HERE = 3  # by the list's tuple, by the loop, by the call that asks
 
 
@@ -43,6 +43,20 @@ def known_event(event: Any, blocking: bool, site: str) -> Any:
     return plain
 
 
+_EVENT = (
+    "dropped_copy_event",
+    "the event of a non-blocking copy was dropped before the copy was complete: its end blocks all threads until then, "
+    "for ever if one of them would have to let the copy run (the sanitizer keeps the event)",
+    "Keep the event that enqueue_copy returns and call .wait() on it, or let the copy block.",
+)
+_MEMORY = (
+    "host_array_freed",
+    "the host memory of a non-blocking copy with shared virtual memory was freed before the copy was complete; its "
+    "event keeps nothing (the sanitizer does)",
+    "Keep the array until the event that enqueue_copy returns is complete.",
+)
+
+
 def look_at_events(site: str) -> None:
     """Report events of unfinished copies that the program has dropped: their end would have blocked."""
     for entry in pending.copy():
@@ -50,14 +64,8 @@ def look_at_events(site: str) -> None:
         if _get_info(plain, _STATUS) <= 0:
             _remove(entry)
         elif sys.getrefcount(event) <= _HELD_HERE:
-            _faults.report(
-                "dropped_copy_event",
-                "the event of a non-blocking copy was dropped before the copy was complete: its end blocks all threads "
-                "until then, for ever if one of them would have to let the copy run (the sanitizer keeps the event)",
-                where,
-                remedy="Keep the event that enqueue_copy returns and call .wait() on it, or let the copy block.",
-                quietly=True,
-            )
+            kind, text, remedy = _EVENT if isinstance(event, cl.Event) else _MEMORY
+            _faults.report(kind, text, where, remedy=remedy, quietly=True)
             _dropped.append(entry)
             _remove(entry)
 

@@ -152,6 +152,8 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
         yield cl.Buffer, "__init__", _methods.initialises(vars(cl.Buffer)["__init__"])
         yield cl.SVMAllocation, "__init__", _methods.allocates_svm(vars(cl.SVMAllocation)["__init__"])
     yield cl.Image, "_custom_init", staticmethod(_methods.initialises_image(cl.Image._custom_init))
+    for kind in (cl.Context, cl.CommandQueue, cl.Kernel, cl.Sampler):
+        yield kind, "from_int_ptr", staticmethod(_methods.wraps_other(kind.from_int_ptr, kind))
     yield cl.MemoryObject, "from_int_ptr", staticmethod(_methods.wraps_pointer(cl.MemoryObject.from_int_ptr))
     value = vars(cl.Event)["command_execution_status"]
     yield (

@@ -153,6 +153,8 @@ def published(
     plain = _copies.known_event(event, plan.blocking, site)
     if record is not None:
         _journal.after(record, plain)
+    for owner in plan.borrowed:
+        _copies.pending.append((owner, plain, site))
     for wrapper in plan.wrappers:
         if wrapper.host is not None:
             shared = wrapper.shared

@@ -48,7 +48,7 @@ def remember_host(wrapper: Any, hostbuf: Any) -> None:
         wrapper.host = lambda: hostbuf
 
 
-def _owner_of(array: Any) -> Any:
+def owner_of(array: Any) -> Any:
     """Return the array whose end frees the memory of an array, ``None`` where that is something else."""
     while isinstance(array, np.ndarray):
         base = np.ndarray.base.__get__(array)
@@ -66,7 +66,7 @@ def keep_host_memory(wrapper: Any) -> None:
     watches = wrapper.shared.watch()
     if watches is None:
         return
-    owner = _owner_of(hostbuf)
+    owner = owner_of(hostbuf)
     watches.lease(hostbuf if owner is None else owner, wrapper.size)
     if _in_use(wrapper):
         if owner is None:

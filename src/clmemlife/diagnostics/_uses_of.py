@@ -14,6 +14,7 @@ from .._access import Use
 from .._journal import Access
 from . import _svm
 from ._launch import kernel
+from ._leases import owner_of
 from ._wrapped import Wrapper, usable
 
 _BUFFER = cl.mem_object_type.BUFFER
@@ -31,6 +32,7 @@ class Plan(NamedTuple):
     undefined: bool = False
     host: Any = None  # the host memory that it copies from or to
     wrappers: tuple[Wrapper, ...] = ()  # the objects, but for kernels only those on host memory
+    borrowed: tuple[Any, ...] = ()  # host memory that nothing of PyOpenCL keeps until the command is complete
 
 
 def _linear(
@@ -151,7 +153,10 @@ def _svm_copy(bound: Bound, site: str) -> Plan:
     accesses = [_svm.access(bound["dst"], site, reads=False, writes=True, size=size)]
     accesses.append(_svm.access(bound["src"], site, reads=True, writes=False, size=size))
     known = tuple([one for one in accesses if one is not None])
-    return Plan("enqueue_copy", "svm", known, bool(bound.get("is_blocking", True)))
+    blocking = bool(bound.get("is_blocking", True))
+    sides = [] if blocking else [bound[name].mem for name in ("dst", "src") if type(bound[name]) is cl.SVM]
+    owners = [owner_of(one) for one in sides]
+    return Plan("enqueue_copy", "svm", known, blocking, borrowed=tuple([one for one in owners if one is not None]))
 
 
 def _svm_fill(bound: Bound, site: str) -> Plan:
