@@ -95,7 +95,7 @@ def test_what_fits_is_taken(queue, make, field):
         ("ints", (InOut(field), np.uint32(1), np.uint64(1))),
         ("ints", (field.mem, np.intc(1), np.longlong(1))),
         ("ints", (field, np.array(1, np.int32), b"\0" * 8)),
-        ("ints", (field, memoryview(b"\0" * 4), np.timedelta64(1))),
+        ("ints", (field, memoryview(b"\0" * 4), np.timedelta64(1, "s"))),
         ("floats", (field, np.float32(1))),
         ("vectors", (field, vector, cl.cltypes.make_int3(1, 2, 3))),
         ("vectors", (field, np.zeros(4, np.float32), np.zeros(4, np.int32))),
