@@ -88,6 +88,7 @@ def test_what_is_written_lands_in_its_region_and_nowhere_else(
         written = np.frombuffer(values.tobytes(order), np.uint8)  # type: ignore[arg-type]
     expected[base + offset : base + offset + nbytes] = written
     found = np.empty(BYTES, np.uint8)
+    queue.flush()  # which PyOpenCL's own commands do not do for a wait-list
     cl.enqueue_copy(queue2, found, root.mem, wait_for=[mapping.unmap_event])
     assert np.flatnonzero(found != expected).tolist() == []
 
