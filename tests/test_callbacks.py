@@ -406,6 +406,32 @@ def test_drain_waits_a_grace_for_a_driver_that_is_late(driver: FakeDriver) -> No
     timer.join()
 
 
+def test_drain_waits_for_a_callback_whose_notice_the_reader_took_just_before_the_end(
+    driver: FakeDriver, dispatcher: _callbacks._Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    gate = threading.Event()
+    settle = dispatcher.settle
+
+    def settle_and_then_a_notice(deadline: float) -> bool:
+        if watch.dead:
+            gate.set()
+            return settle(deadline)
+        busy = settle(deadline)
+        driver.destroy(0x1000)
+        wait_until(lambda: _callbacks.outstanding() == 0)
+        return busy
+
+    watch = _callbacks.watch(0x1000, INFO)
+    watch.call(lambda info: (gate.wait(10.0), seen.append(info)))
+    monkeypatch.setattr(dispatcher, "settle", settle_and_then_a_notice)
+    try:
+        assert _callbacks.drain(10.0) == 0
+        assert seen == [INFO]
+    finally:
+        gate.set()
+
+
 def test_without_threads_drain_runs_everything_itself(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")

@@ -232,13 +232,14 @@ def drain(timeout_seconds: float, *, grace_seconds: float = 0.25, final: bool = 
     quiet_since = time.monotonic()
     deadline = quiet_since + timeout_seconds
     while True:
+        before = dispatcher.notices.outstanding()
         busy = dispatcher.settle(deadline)
-        now = time.monotonic()
+        now, left = time.monotonic(), dispatcher.notices.outstanding()
         if now >= deadline:
             break
-        if busy:
+        if busy or left < before:  # the reader took a notice meanwhile: what it started may not have run
             quiet_since = now
-        elif not dispatcher.notices.outstanding() or now - quiet_since >= grace_seconds:
+        elif not left or now - quiet_since >= grace_seconds:
             break
         else:
             time.sleep(0.001)
