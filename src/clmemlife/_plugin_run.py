@@ -7,10 +7,6 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._settings import parse_chaos
-from ._site import warn_at
-from .exceptions import ClMemLifeError, HazardWarning, LeakWarning
-
 if TYPE_CHECKING:
     from ._discovery import Found
     from ._plugin_leaks import Figures, LeakChecker
@@ -61,10 +57,13 @@ class Run:
         ):  # fmt: skip
             if mode not in MODES:
                 yield f"{name} must be one of {', '.join(MODES)}, not {mode!r}"
-        try:
-            parse_chaos(self.chaos or "0")
-        except ValueError as error:
-            yield f"cl_chaos: {error}"
+        if self.chaos:
+            from ._settings import parse_chaos  # nothing is loaded for suites that do not use it
+
+            try:
+                parse_chaos(self.chaos)
+            except ValueError as error:
+                yield f"cl_chaos: {error}"
         if self.chaos and self.serialize:
             yield "cl_chaos and cl_serialize exclude each other"
 
@@ -191,6 +190,8 @@ class Test:
     def _sanitized(self, run: Run, nodeid: str) -> str:
         if run.sanitizer is None:
             return ""
+        from .exceptions import HazardWarning
+
         found = run.sanitizer.end()
         if self.sanitize == "error":
             return findings_text(found)
@@ -205,6 +206,7 @@ class Test:
         if self.leaks == "off" or len(leaks) <= self.allowed:
             return ""
         from ._plugin_leaks import leaks_text
+        from .exceptions import LeakWarning
 
         text = leaks_text(leaks, self.allowed)
         if self.leaks == "error":
@@ -233,6 +235,8 @@ def findings_text(found: Sequence[Any]) -> str:
 
 def warn_always(text: str, site: str, category: type[Warning]) -> None:
     """Warn at `site`, also where warnings are errors: a mode that only warns changes no outcome."""
+    from ._site import warn_at
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", category)
         warn_at(site, text, category)
@@ -246,6 +250,8 @@ def hide_frames() -> None:
 
 
 def _is_ours(excinfo: Any) -> bool:
+    from .exceptions import ClMemLifeError
+
     return isinstance(excinfo.value, ClMemLifeError)
 
 
