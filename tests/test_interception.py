@@ -368,6 +368,33 @@ def test_what_is_alive_at_the_end_is_listed_with_its_line(context) -> None:
     assert other.leaks == ()
 
 
+def test_handles_that_no_variable_leads_to_are_listed_too_and_what_the_collector_ended(context, queue) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me, self.handle = self, cml.MemHandle.create_buffer(context, 256, label="in a cycle")
+
+    kept: list[object] = []
+    with cml.sanitize() as sanitizer:
+        held = cml.MemHandle.create_buffer(context, 64, label="held")
+        kept.append(cml.MemHandle.create_buffer(context, 128, label="kept"))
+        kept.append(cml.Mapping(queue, held, cml.MapFlags.READ))
+        with cml.MemHandle.create_buffer(context, 64, label="ended"):
+            Node()
+        with pytest.warns(cml.exceptions.LeakWarning, match="in a cycle"):
+            gc.collect()
+        assert {one.label for one in sanitizer.leaks} == {"kept", "held", "in a cycle"}
+    told = {(one.label, one.kind, one.state) for one in sanitizer.leaks}
+    assert told == {("kept", "buffer", "alive"), ("held", "map", "mapped"), ("in a cycle", "buffer", "collected")}
+    assert "a list of 2" in next(one for one in sanitizer.leaks if one.label == "kept").why[0]
+    assert sanitizer.as_dict()["leaks"]
+    with cml.sanitize() as after:
+        pass
+    assert after.leaks == ()
+    kept.pop().unmap()
+    kept.pop().release()
+    held.release()
+
+
 def test_the_report_is_text_and_plain_values(queue, buffer) -> None:
     with cml.sanitize() as sanitizer:
         cl.enqueue_map_buffer(queue, buffer, 0, 0, (N,), np.int32)[0].base.release(queue)

@@ -307,6 +307,35 @@ def test_strict_makes_findings_an_exit_code_of_their_own(run):
     assert run(TWO_QUEUES + "import os; os.kill(os.getpid(), 15)", "--strict").returncode == -15
 
 
+OWN = """
+import numpy as np
+import pyopencl as cl
+import clmemlife as cml
+context = cl.Context(cl.get_platforms()[0].get_devices()[:1])
+cache = []
+class Node:
+    def __init__(self):
+        self.me, self.handle = self, cml.MemHandle.create_buffer(context, 1 << 21, label="cycle")
+def work():
+    cache.append(cml.MemHandle.create_buffer(context, 4096, label="cached"))
+    Node()
+    with cml.MemHandle.create_buffer(context, 64, label="ended"):
+        pass
+work()
+"""
+
+
+def test_handles_and_maps_of_this_library_that_were_not_ended_are_leaks(run):
+    report = run(OWN).stderr
+    assert f"program.py:{line_of(OWN, 'cache.append')}) by create_buffer: not released" in report, report
+    assert "a list of 1, in global 'cache' of module __main__" in report
+    assert "'cycle' (2097152 bytes, created at" in report
+    assert "never ended; garbage collection had to do it" in report
+    assert "0 findings, 2 leaks" in report
+    assert "'ended'" not in report
+    assert "leak" not in run(OWN, "--no-leaks").stderr.replace("0 leaks", "")
+
+
 def test_json_has_a_line_for_the_process(run, tmp_path):
     (tmp_path / "found.json").write_text("old\n")
     assert run(TWO_QUEUES + "import os; os.chdir('/')", "--json", "found.json", arguments=("a",)).returncode == 0

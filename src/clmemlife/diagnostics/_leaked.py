@@ -1,4 +1,4 @@
-"""What plain PyOpenCL objects are alive at the end of a scope, where they were made, and why they are alive."""
+"""What is alive at the end of a scope, of plain PyOpenCL and of this library, where it was made, and why it is alive."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import gc
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
+from .. import _ledger
 from ..flags import MapFlags, MemFlags
 from . import _faults, _mapped, _wrapped
 from ._places import KEY, variables
-from ._records import UNSEEN, LiveRecord
+from ._records import UNSEEN, LiveRecord, records_of
 from ._why import Explainer
 
 HOW = "pyopencl"
@@ -25,20 +26,54 @@ _COLLECTIONS = (list, dict, set, frozenset, deque)
 _NO_WAY = (types.ModuleType, type, types.CodeType, types.FrameType)  # through these nothing is held
 
 
-def leaked(first: int) -> tuple[LiveRecord, ...]:
-    """Return a record for each object since number `first` that is alive.
+Thing = _ledger.Entry | _ledger.MapEntry
+
+
+class Lost:
+    """Handles and maps of this library that were collected before anybody ended them: an observer of the ledger."""
+
+    def __init__(self) -> None:
+        self.things: deque[Thing] = deque(maxlen=10_000)
+        self._first = 0
+
+    def start(self, first: int) -> None:
+        """Take note of those made since number `first`."""
+        self._first = first
+        with _ledger._lock:
+            _ledger.observers = (*_ledger.observers, self)
+
+    def stop(self) -> None:
+        with _ledger._lock:
+            _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
+
+    def _added(self, entry: _ledger.Entry) -> None:
+        """Nothing is to be known of what is alive: the ledger has it."""
+
+    def _lost(self, entry: Thing) -> None:
+        if entry.number > self._first:
+            self.things.append(entry)
+
+    def _ended(self, root: _ledger.Root) -> None:
+        """What ends by itself is no leak."""
+
+
+def leaked(first: int, lost: Lost) -> tuple[LiveRecord, ...]:
+    """Return a record for each object, handle and map since number `first` that is alive, and for what was `lost`.
 
     What a variable of a running function or of a module leads to is not among them. While the program runs, that is
     what the variable, or an attribute of its value, is; at the end of the program, also what is in its collections.
+    A handle or a map of this library is to be ended by the program: at the end of that, no variable excuses it.
     """
     gc.collect()
     left = [one for one in _wrapped.alive.values() if one.number > first and one.usable]
     maps = [one for one in _mapped.everything.values() if one.number > first]
-    if left or maps:
-        at_end = not any(_outside(sys._getframe()))
-        held = _held(at_end)
+    own: list[Thing] = [one for one in (*_ledger.entries(), *_ledger.open_maps()) if one.number > first]
+    at_end = not any(_outside(sys._getframe()))
+    if left or maps or (own and not at_end):
+        held = _held(at_end, own)
         left = [one for one in left if one.number not in held]
         maps = [one for one in maps if one.writes or not at_end or one.number not in held]
+        own = [one for one in own if at_end or one.number not in held]
     objects = _wrapped.objects_of(left) if left else {}
     explainer = Explainer()
     explainer.skip(objects)
@@ -49,7 +84,11 @@ def leaked(first: int) -> tuple[LiveRecord, ...]:
         name = type(mem).__name__
         records.append(_record(one, [f"its {name}: {text}" for text in reasons]))
         del mem
-    return (*records, *map(_of_map, maps))
+    alive = [one for one in own if one.owner() is not None]
+    gone = [one for one in own if one.owner() is None]  # at the end of the program finalizers do not run any more
+    collected = {one.number: one for one in (*lost.things.copy(), *gone)}.values()
+    ours = *records_of(alive, why=True), *records_of(collected, state="collected")
+    return (*records, *map(_of_map, maps), *ours)
 
 
 def report_collected() -> None:
@@ -101,8 +140,8 @@ def _outside(frame: types.FrameType | None) -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def _held(at_end: bool) -> set[int]:
-    """Return the numbers of the objects and maps that variables lead to."""
+def _held(at_end: bool, own: Iterable[Thing]) -> set[int]:
+    """Return the numbers of the objects and maps that variables lead to; `own` are this library's."""
     plain: list[Any] = []
     deep: list[Any] = []
     for name, module in list(sys.modules.items()):
@@ -111,13 +150,14 @@ def _held(at_end: bool) -> set[int]:
             (deep if at_end or home == "pyopencl" else plain).extend(list(vars(module).values()))
     for frame in _running():
         plain.extend(variables(frame))
+    numbers = {id(one.owner()): one.number for one in own}  # of what is alive: only `plain` may lead to it
     found: set[int] = set()
-    _search(deep, found, through_collections=True)
-    _search(plain, found, through_collections=False)
+    _search(deep, found, numbers, through_collections=True)
+    _search(plain, found, numbers, through_collections=False)
     return found
 
 
-def _search(todo: list[Any], found: set[int], *, through_collections: bool) -> None:
+def _search(todo: list[Any], found: set[int], own: dict[int, int], *, through_collections: bool) -> None:
     never = {id(vars(builtins)), id(sys.modules), id(todo), id(_wrapped.alive)}
     seen: set[int] = set()
     while todo:
@@ -125,6 +165,8 @@ def _search(todo: list[Any], found: set[int], *, through_collections: bool) -> N
         if id(thing) in seen or id(thing) in never or isinstance(thing, _NO_WAY):
             continue
         seen.add(id(thing))
+        if id(thing) in own:
+            found.add(own[id(thing)])
         if isinstance(thing, (cl.MemoryObjectHolder, cl.MemoryMap)):
             tripwire = getattr(thing, KEY, None)
             if tripwire is not None:

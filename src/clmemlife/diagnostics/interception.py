@@ -13,7 +13,7 @@ from typing import Any, Literal
 from .. import _journal, _ledger
 from . import _copies, _faults, _install, _intercept, _leases, _watched, _wrapped
 from ._faults import Fault, Faults, from_hazard
-from ._leaked import leaked, report_collected
+from ._leaked import Lost, leaked, report_collected
 from ._places import UNSEEN
 from ._records import LiveRecord
 from .hazards import Checker, Finding
@@ -62,6 +62,7 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._faults = Faults(mode)
         self._checker = Checker(mode) if hazards else None
         self._wants_leaks = leaks
+        self._lost = Lost()
         self._leaks: tuple[LiveRecord, ...] = ()
         self._running = False
         self._first = 0
@@ -78,9 +79,12 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
 
     @property
     def leaks(self) -> tuple[LiveRecord, ...]:
-        """What was made in the block and is alive at its end (or now)."""
+        """What was made in the block and is alive at its end (or now); of handles and `Mapping` also what was collected.
+
+        What a variable leads to is left out, but at the end of the program only objects of plain PyOpenCL are.
+        """
         if self._running and self._wants_leaks:
-            return leaked(self._first)
+            return leaked(self._first, self._lost)
         return self._leaks
 
     @property
@@ -144,6 +148,7 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._running = True
         self._first = next(_ledger._numbers)
         self._former = _wrapped.former
+        self._lost.start(self._first)
         _faults.active = (*_faults.active, self._faults)
         if self._checker is not None:
             _journal.subscribe(self._checker)
@@ -159,7 +164,8 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         gc.collect()
         _leases.look_at_leases(UNSEEN)
         if self._wants_leaks:
-            self._leaks = leaked(self._first)
+            self._leaks = leaked(self._first, self._lost)
+        self._lost.stop()
         self._running = False
         _faults.active = tuple(one for one in _faults.active if one is not self._faults)
         if self._checker is not None:
