@@ -1,4 +1,4 @@
-"""What is alive at the end of a scope, of plain PyOpenCL and of this library, where it was made, and why it is alive."""
+"""What is alive at the end of a scope, of plain PyOpenCL and of this library: where it was made, and why it lives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def leaked(first: int, lost: Lost) -> tuple[LiveRecord, ...]:
     gc.collect()
     left = [one for one in _wrapped.alive.values() if one.number > first and one.usable]
     maps = [one for one in _mapped.everything.values() if one.number > first]
-    own: list[Thing] = [one for one in (*_ledger.entries(), *_ledger.open_maps()) if one.number > first]
+    everything: list[Thing] = [*_ledger.entries(), *_ledger.open_maps()]
+    own = [one for one in everything if one.number > first]
     at_end = not any(_outside(sys._getframe()))
     if left or maps or (own and not at_end):
         held = _held(at_end, own)

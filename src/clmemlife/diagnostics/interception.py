@@ -79,9 +79,9 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
 
     @property
     def leaks(self) -> tuple[LiveRecord, ...]:
-        """What was made in the block and is alive at its end (or now); of handles and `Mapping` also what was collected.
+        """What was made in the block and is alive at its end (or now), and handles and maps that the collector ended.
 
-        What a variable leads to is left out, but at the end of the program only objects of plain PyOpenCL are.
+        What a variable leads to is left out; at the end of the program no handle or `Mapping` is.
         """
         if self._running and self._wants_leaks:
             return leaked(self._first, self._lost)
