@@ -120,6 +120,8 @@ UNORDERED = ["kernel_then_read", "upload_then_kernel", "kernel_then_kernel", "re
 
 @pytest.mark.parametrize("scenario", UNORDERED)
 def test_a_missing_event_gives_wrong_data_under_almost_every_seed(bench, in_chaos, scenario):
+    if min(one.max_compute_units for one in bench.devices) < 2:
+        pytest.skip("what runs one command at a time (half of Intel's device here) runs nothing beside a pause")
     right = sum(in_chaos(bench.run, scenario, False))
     assert right <= len(SEEDS) // 4, f"right under {right} of {len(SEEDS)} seeds"
 
