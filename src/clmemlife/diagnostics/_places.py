@@ -64,7 +64,8 @@ def outer_site(frame: Any) -> str:
     """Return the innermost line that is neither PyOpenCL's nor ours."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if not _files.get(name, _THEIRS) and not _whose(name):
+        whose = _files.get(name)
+        if (_whose(name) if whose is None else whose) is _THEIRS:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return UNSEEN

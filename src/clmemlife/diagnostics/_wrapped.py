@@ -172,7 +172,8 @@ def root_at(int_ptr: int) -> _ledger.Root | None:
 
 def usable(mem: Any, site: str, what: str) -> Wrapper:
     """Return what is known of an object that is about to be used; a released one is an error before it is a crash."""
-    wrapper = watch(mem)
+    known: Tripwire | None = getattr(mem, KEY, None)
+    wrapper: Wrapper = watch(mem, f"an unknown line before {site}") if known is None else known.about
     if wrapper.released is not None:
         report_released(wrapper, site, what)
     return wrapper
