@@ -39,6 +39,7 @@ LAYERS: list[tuple[str, ...]] = [
         "diagnostics._spans",
         "diagnostics._ended",
         "diagnostics._cpython",
+        "diagnostics._kernel_text",
     ),
     (
         "diagnostics._uses",

@@ -64,7 +64,7 @@ def enqueues(name: str, entry: Entry, original: Callable[..., Any]) -> Callable[
             _faults.unknown(f"a call of {name} that could not be read ({type(error).__name__})")
             plan = Plan("foreign", name)
         if _mapped.everything:
-            _mapped.check(plan.accesses, plan.kind, site, bound.get("kernel"))
+            _mapped.check(plan.accesses, plan.kind, site)
         if plan.host is not None:
             _watched.used(plan.host, site)
         waits = checked_waits(bound.get("wait_for"), site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +14,12 @@ from .._journal import Access
 from .._kernel_types import ASSUMED
 from ..exceptions import ReleasedError
 from . import _faults, _svm
+from ._kernel_text import UNCLEAR, uses
 from ._places import KEY, outer_site
 from ._wrapped import Wrapper, usable
 
 ARGUMENTS = "_clmemlife_arguments"
-_WRITES = "_clmemlife_writes"
+_TEXT = "_clmemlife_text"
 _SCALARS = (np.generic, int, float, cl.LocalMemory)
 
 
@@ -83,12 +83,13 @@ def _describe(kernel: Any, arguments: Arguments, site: str) -> None:
     parameters = _kernel_args.parameters(kernel)
     accesses, on_host = [], []
     for index, (about, _) in sorted(arguments.entries.items()):
+        use = _use(kernel, index, parameters[index].mode if index < len(parameters) else ASSUMED)
         if type(about) is not Wrapper:
-            accesses.append(about.access(ASSUMED, site))
+            accesses.append(about.access(use, site))
             continue
         if about.host is not None:
             on_host.append(about)
-        accesses.append(about.whole(parameters[index].mode if index < len(parameters) else ASSUMED))
+        accesses.append(about.whole(use))
     arguments.accesses, arguments.on_host = tuple(accesses), tuple(on_host)
 
 
@@ -114,42 +115,22 @@ def _check_owner(name: str, index: int, about: Wrapper, where: str, site: str) -
     )
 
 
-def certainly_writes(kernel: Any, index: int) -> bool:
-    """Say whether the text of a kernel assigns to what an argument points to."""
-    known: dict[int, bool] | None = kernel.__dict__.get(_WRITES)
-    if known is None:
-        known = kernel.__dict__[_WRITES] = {}
-    if index not in known:
-        known[index] = _text_writes(kernel, index)
-    return known[index]
-
-
-_ASSIGNMENT = r"\s*(?:=(?!=)|[-+*/%&|^]=|<<=|>>=|\+\+|--)"
-
-
-def _text_writes(kernel: Any, index: int) -> bool:
-    try:
-        source = kernel.program.source or ""
-    except (AttributeError, cl.Error):
-        return False
-    text = _kernel_args.plain_text(source)
-    heads = list(re.finditer(rf"\bkernel\b[^;{{}}]*?\b{re.escape(_kernel_args.name_of(kernel))}\s*\(", text))
-    if len(heads) != 1:
-        return False
-    parameters = list(_kernel_args._split(text, heads[0].end()))
-    if index >= len(parameters):
-        return False
-    words = re.findall(r"[A-Za-z_]\w*", parameters[index])
-    begin = text.find("{", heads[0].end())
-    depth, end = 0, begin
-    for end in range(begin, len(text)):
-        depth += (text[end] == "{") - (text[end] == "}")
-        if not depth:
-            break
-    name = re.escape(words[-1]) if words else "?"
-    body = text[begin:end]
-    indexed = rf"\b{name}\s*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]{_ASSIGNMENT}"
-    return bool(re.search(rf"{indexed}|\*\s*{name}\b{_ASSIGNMENT}", body))
+def _use(kernel: Any, index: int, mode: str) -> str:
+    """Return what a kernel does with an argument: by its qualifiers, else by its text."""
+    if mode != ASSUMED:
+        return mode
+    told: tuple[str, ...] | None = kernel.__dict__.get(_TEXT)
+    if told is None:
+        try:
+            source = getattr(kernel, "_source", None) or kernel.program.source
+        except (AttributeError, cl.Error):
+            source = None
+        found = uses(source, _kernel_args.name_of(kernel)) if isinstance(source, str) else ()
+        told = kernel.__dict__[_TEXT] = found
+    use = told[index] if index < len(told) else UNCLEAR
+    if use == UNCLEAR:
+        _faults.unknown("an argument of which the kernel's text does not say whether it is written: taken as read")
+    return use
 
 
 # -- hooks of Kernel ---------------------------------------------------------------------------------------------------

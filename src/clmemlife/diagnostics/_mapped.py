@@ -11,9 +11,9 @@ import numpy as np
 import pyopencl as cl
 
 from .. import _journal, _ledger
-from .._journal import Access, rows_reach
+from .._journal import Access
 from ..exceptions import MapConflictError
-from . import _faults, _launch
+from . import _faults
 from ._places import KEY, Nobody, Tripwire
 from ._uses_of import Bound, image_access
 from ._wrapped import Wrapper, usable
@@ -103,12 +103,13 @@ def describe_image(bound: Bound, site: str) -> Map:
     return Map(wrapper, access, flags, site)
 
 
-def check(accesses: Iterable[Access], what: str, site: str, kernel: Any = None) -> None:
+def check(accesses: Iterable[Access], what: str, site: str) -> None:
     """Report accesses of a command that collide with an open map."""
-    for place, access in enumerate(accesses):
+    for access in accesses:
         for entry in open_maps.get(access.obj, ()):
-            assumed = access.assumed and not (kernel is not None and _kernel_writes(kernel, access, place))
-            if not (entry.writes or (access.writes and not assumed)) or not access.overlaps(entry.access):
+            if (access.writes or access.assumed) and access.overlaps(entry.access):
+                entry.before = None  # what changes there need not be the host's doing
+            if not (entry.writes or access.writes) or not access.overlaps(entry.access):
                 continue
             mapping = what == "map"
             _faults.report(
@@ -121,23 +122,6 @@ def check(accesses: Iterable[Access], what: str, site: str, kernel: Any = None) 
                 remedy=f"Call array.base.release(queue) for the map made at {entry.site} before, and wait for it.",
                 error=MapConflictError,
             )
-
-
-def _kernel_writes(kernel: Any, access: Access, place: int) -> bool:
-    arguments = kernel.__dict__.get(_launch.ARGUMENTS)
-    about = [] if arguments is None else sorted(arguments.entries)
-    return place < len(about) and _launch.certainly_writes(kernel, about[place])
-
-
-def collides_with_ours(root: _ledger.Root, access: Access) -> _ledger.MapEntry | None:
-    """Return a map of this library itself that an access collides with."""
-    for entry in root.maps:
-        if not entry.closed and (entry.writes or (access.writes and not access.assumed)):
-            if access.rows is not None and not rows_reach(access.rows, entry.start, entry.stop):
-                continue
-            if max(access.start, entry.start) < min(access.stop, entry.stop):
-                return entry
-    return None
 
 
 def opened(entry: Map, array: Any, event: Any, blocking: bool) -> None:

@@ -35,7 +35,7 @@ class Range:
         self.area, self.start, self.size = area, start, size
 
     def access(self, mode: str, site: str, size: int | None = None) -> _journal.Access:
-        """Return the use of these bytes: "read", "write" or "assumed"."""
+        """Return the use of these bytes: "read", "write", "update" or, taken as read, "unclear"."""
         area = self.area
         if area.freed is not None:
             _faults.report(
@@ -45,8 +45,8 @@ class Range:
         start = self.start - area.start
         stop = start + (self.size if size is None else size)
         return _journal.Access(
-            area.root.number, start, stop, mode != "write", mode != "read", assumed=mode == "assumed", size=area.size,
-            site=area.site,
+            area.root.number, start, stop, mode != "write", mode in ("write", "update"), assumed=mode == "unclear",
+            size=area.size, site=area.site,
         )  # fmt: skip
 
 
@@ -92,7 +92,9 @@ def range_of(pointer: Any) -> Range | None:
 def access(pointer: Any, site: str, *, reads: bool, writes: bool, size: int | None = None) -> _journal.Access | None:
     """Return the use of what a pointer stands for, ``None`` where that is not known."""
     part = range_of(pointer)
-    return None if part is None else part.access("read" if not writes else "write" if not reads else "both", site, size)
+    return (
+        None if part is None else part.access("read" if not writes else "write" if not reads else "update", site, size)
+    )
 
 
 def forget_all() -> None:

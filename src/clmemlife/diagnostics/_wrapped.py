@@ -82,11 +82,11 @@ class Wrapper:
         )  # fmt: skip
 
     def whole(self, mode: str) -> _journal.Access:
-        """Return the use of all of it by a kernel: "read", "write" or "assumed"."""
+        """Return the use of all of it by a kernel: "read", "write", "update" or, taken as read, "unclear"."""
         known = self.accesses.get(mode)
         if known is None:
-            known = self.access(reads=mode != "write", writes=mode != "read")
-            known = self.accesses[mode] = known._replace(assumed=mode == "assumed")
+            known = self.access(reads=mode != "write", writes=mode in ("write", "update"))
+            known = self.accesses[mode] = known._replace(assumed=mode == "unclear")
         return known
 
     def __str__(self) -> str:
