@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -121,16 +122,21 @@ def _use(kernel: Any, index: int, mode: str) -> str:
         return mode
     told: tuple[str, ...] | None = kernel.__dict__.get(_TEXT)
     if told is None:
-        try:
-            source = getattr(kernel, "_source", None) or kernel.program.source
-        except (AttributeError, cl.Error):
-            source = None
-        found = uses(source, _kernel_args.name_of(kernel)) if isinstance(source, str) else ()
-        told = kernel.__dict__[_TEXT] = found
+        told = kernel.__dict__[_TEXT] = uses(_source(kernel), _kernel_args.name_of(kernel))
     use = told[index] if index < len(told) else UNCLEAR
     if use == UNCLEAR:
         _faults.unknown("an argument of which the kernel's text does not say whether it is written: taken as read")
     return use
+
+
+def _source(kernel: Any) -> str:
+    """Return the text of a kernel's program, as PyOpenCL remembers it or as the driver does; "" where neither does."""
+    with suppress(AttributeError, TypeError):  # the latter where PyOpenCL made the kernel without a program of its own
+        if isinstance(kernel._source, str):
+            return str(kernel._source)
+    with suppress(AttributeError, cl.Error):
+        return str(kernel.program.source or "")
+    return ""
 
 
 # -- hooks of Kernel ---------------------------------------------------------------------------------------------------
