@@ -118,6 +118,18 @@ def marker_types() -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
+def packs_rows() -> bool:
+    """Say whether the rows of a mapped part of an image have no gaps between them."""
+    return ON_NVIDIA
+
+
+@pytest.fixture(scope="session")
+def free_devices(devices: list[cl.Device]) -> list[cl.Device]:
+    """Two devices that do not wait for one another: NVIDIA's driver orders the uses of one object on two by itself."""
+    return [devices[0], devices[0 if ON_NVIDIA else -1]]
+
+
+@pytest.fixture(scope="session")
 def has_fault() -> Callable[[str], bool]:
     """Say whether this driver has one of `NVIDIA_FAULTS`, for a test that can leave a part out."""
     return lambda name: bool(NVIDIA_FAULTS[name]) and ON_NVIDIA

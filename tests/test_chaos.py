@@ -107,8 +107,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(context, devices, kernel):
-    made = Bench(context, devices, kernel)
+def bench(context, free_devices, kernel):
+    made = Bench(context, free_devices, kernel)
     yield made
     made.x.release()
     made.y.release()

@@ -204,6 +204,8 @@ def test_the_error_comes_before_the_second_command_is_enqueued(
     with cml.check_hazards("record"):
         case(bench, True)
     complete = calls.copy()
+    if complete[-2:] == ["enqueue_migrate_mem_objects", "enqueue_marker"]:
+        complete.pop()  # part of the migration, on some drivers
     for queue in (bench.queue, bench.queue2, bench.loose):
         queue.finish()
     calls.clear()

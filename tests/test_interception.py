@@ -298,7 +298,7 @@ def test_scopes_nest_and_have_findings_of_their_own(queue, buffer) -> None:
     with cml.sanitize() as outer:
         cl.enqueue_map_buffer(queue, buffer, 0, 0, (N,), np.int32)[0].base.release(queue)
         with cml.sanitize() as inner:
-            cl.enqueue_map_buffer(queue, buffer, 1 << 20, 0, (N,), np.int32)[0].base.release(queue)
+            cl.enqueue_map_buffer(queue, buffer, 0, 0, (N,), np.int32)[0].base.release(queue)  # another line
         cl.enqueue_fill_buffer(queue, buffer, np.int32(0), 0, 4 * N)
     assert len(outer.findings) == 2
     assert len(inner.findings) == 1

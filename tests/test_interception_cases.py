@@ -209,8 +209,11 @@ WRONG = {
     "wrong flags of a map": """
         b = buffer()
         for flags in (0, 1 << 20, mapf.WRITE | mapf.WRITE_INVALIDATE_REGION):
-            a, _ = cl.enqueue_map_buffer(q, b, flags, 0, (4,), np.int32) #: wrong_map_flags
-            del a
+            try:
+                a, _ = cl.enqueue_map_buffer(q, b, flags, 0, (4,), np.int32) #: wrong_map_flags
+            except cl.LogicError:
+                assert flags  # some drivers refuse some of them
+            a = None
             q.finish()
     """,
     "a map for reading is written": """
@@ -224,6 +227,15 @@ WRONG = {
             ctx, mf.READ_WRITE, cl.ImageFormat(cl.channel_order.R, cl.channel_type.FLOAT), shape=(64, 32)
         )
         a = cl.enqueue_map_image(q, image, mapf.READ, (8, 4), (16, 8), (8, 16), np.float32)[0]
+        a.sum() #: wrong_map_strides
+        del a
+        q.finish()
+    """,
+    "steps over the rows of an image map": """
+        image = cl.create_image(
+            ctx, mf.READ_WRITE, cl.ImageFormat(cl.channel_order.R, cl.channel_type.FLOAT), shape=(64, 32)
+        )
+        a = cl.enqueue_map_image(q, image, mapf.READ, (8, 4), (16, 8), (8, 16), np.float32, strides=(32, 4))[0]
         a.sum() #: wrong_map_strides
         del a
         q.finish()
@@ -484,7 +496,9 @@ def _line(site: str, program: Path) -> int:
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_a_mistake_is_reported_at_its_line(name: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_at_its_line(name: str, tmp_path: Path, packs_rows: bool) -> None:
+    if name == "rows of an image map" and packs_rows:
+        pytest.skip("here the rows of a map have no pitch to be forgotten")
     seen, expected, told = found(tmp_path, WRONG[name])
     assert expected, "say where"
     assert seen == expected, told

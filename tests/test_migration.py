@@ -112,7 +112,7 @@ def test_it_waits_for_its_list_and_stands_for_its_event(
     assert migration.via == "driver"
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.nvidia_fault("gated migration")), False])
 def test_where_a_driver_completes_migrations_too_early_a_marker_stands_for_them(
     context: cl.Context, queue: cl.CommandQueue, queue2: cl.CommandQueue, field: MemHandle, gate: cl.UserEvent,
     wait: Callable[..., None], monkeypatch: pytest.MonkeyPatch, known: bool,
@@ -135,6 +135,35 @@ def test_where_a_driver_completes_migrations_too_early_a_marker_stands_for_them(
         gate.set_status(COMPLETE)
         after.wait()
     again.wait()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_migration_is_one_command_to_who_listens(
+    context: cl.Context, queue: cl.CommandQueue, field: MemHandle, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    monkeypatch.setattr(_limits.context_limits(context), "early_migrations", early)
+    with cml.record_timeline() as recorded:
+        filled = cml.enqueue_fill(queue, field, np.int32(1))
+        Migration(queue, field, wait_for=filled).wait()
+    assert [one.kind for one in recorded.commands] == ["enqueue_fill", "migrate"]
+    assert recorded.commands[1].waits == (recorded.commands[0].number,)
+
+
+def test_a_refused_marker_leaves_the_migration_that_it_stands_for_in_flight(
+    context: cl.Context, queue: cl.CommandQueue, field: MemHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise cl.RuntimeError("clEnqueueMarkerWithWaitList failed: OUT_OF_RESOURCES")
+
+    monkeypatch.setattr(_limits.context_limits(context), "early_migrations", True)
+    monkeypatch.setattr(_inflight, "sweep", lambda limit=None: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(cml._opencl, "enqueue_marker", refuse)
+        with pytest.raises(cl.RuntimeError, match="OUT_OF_RESOURCES") as caught:
+            Migration(queue, field)
+    assert caught.value.migration == _inflight._table[-1][0]  # type: ignore[attr-defined]
+    queue.finish()
+    assert (content(queue, field) == np.arange(N)).all()
 
 
 @pytest.mark.parametrize("undefined", [False, True])

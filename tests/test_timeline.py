@@ -650,9 +650,10 @@ def test_the_program_of_the_documentation_makes_its_picture(tmp_path):
     path.write_text(code, encoding="utf-8")
     run_file(path, folder=tmp_path)
     made, printed = (folder / "timeline.svg" for folder in (tmp_path, page.parent))
-    for text in ("settle", "even", "odd", "live MiB", "mapped for the host"):
+    for text in ("even", "odd", "live MiB", "mapped for the host"):
         assert text in made.read_text()
         assert text in printed.read_text()
+    assert "settle" in printed.read_text()  # on a GPU that is over before its bar has room for a name
     assert printed.stat().st_size < 200_000
 
 

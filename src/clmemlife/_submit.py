@@ -143,15 +143,24 @@ def migrate(
     queue: cl.CommandQueue, mems: list[Any], flags: MigrationFlags, uses: Sequence[Use], waits: list[cl.Event] | None
 ) -> cl.Event:
     """Enqueue a migration; return an event that is complete when it is, and not before `waits`."""
+    early = _limits.context_limits(queue.context).early_migrations
     event: cl.Event = submit(
-        "migrate", queue, uses, waits, mems, _opencl.enqueue_migrate_mem_objects,
+        "migrate", queue, uses, waits, mems, _migrate_and_mark if early else _opencl.enqueue_migrate_mem_objects,
         queue, mems, flags.value, waits, undefined=bool(flags & MigrationFlags.CONTENT_UNDEFINED),
         name="to the host" if flags & MigrationFlags.HOST else "",
     )  # fmt: skip
-    if _limits.context_limits(queue.context).early_migrations:
-        waits = [event, *(waits or ())]
-        event = submit("marker", queue, (), waits, mems, _opencl.enqueue_marker, queue, waits, name="Migration")
     return event
+
+
+def _migrate_and_mark(queue: cl.CommandQueue, mems: list[Any], flags: int, waits: list[cl.Event] | None) -> cl.Event:
+    """Enqueue a migration and a marker that stands for it; where only that is refused, the error has a `migration`."""
+    event = _opencl.enqueue_migrate_mem_objects(queue, mems, flags, waits)
+    try:
+        return _opencl.enqueue_marker(queue, [event, *(waits or ())])
+    except Exception as error:
+        _inflight.hold(event, mems, waits)
+        error.migration = event  # type: ignore[attr-defined]
+        raise
 
 
 def check_queue(queue: object) -> None:
