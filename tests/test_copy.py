@@ -408,11 +408,22 @@ class TestRefusedBeforeTheDriver:
     ) -> None:
         host = np.zeros(N, np.uint8)
         for dest, src, where, message in (
-            (host, image, {}, "takes origin, region, .pitches.: origin= is missing, region= is missing"),
+            (
+                host,
+                image,
+                {},
+                "takes origin, region, .pitches., .wait_for., .is_blocking.: origin= is missing, region= is missing",
+            ),
             (host, image, {"origin": (0, 0), "region": (1, 1), "src_offset": 3}, "src_offset= is unknown"),
             (host, buffer, {"dst_offset": 4}, "dst_offset= is unknown"),
             (host, buffer, {"device_offset": 4}, "device_offset= is unknown"),
             (host, buffer, {"byte_count": 4}, "byte_count= is unknown"),
+            (
+                host,
+                buffer,
+                {"blocking": False},
+                r"takes \[src_offset\], \[wait_for\], \[is_blocking\]: blocking= is unk",
+            ),
             (host, buffer, {"buffer_origin": (0,), "region": (4,)}, "host_origin= is missing"),
             (empty, buffer, {"dest_offset": 4}, "dest_offset= is unknown"),
             (empty, buffer, {"src_origin": (0,), "region": (4,)}, "dst_origin= is missing"),

@@ -199,7 +199,7 @@ def test_what_is_left_is_told_once_if_that_is_asked_for(python):
     """
     done, _ = python(code.format(""), CLMEMLIFE_CHECK="leaks")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("clmemlife: left at exit; alive: 1 handles, 64 bytes")
+    assert done.stderr.startswith("clmemlife: left at exit; alive: 1 handle, 64 bytes")
     assert done.stderr.count("'left' (64 bytes, created at <string>:") == 1
     assert done.stderr.count("map of 'left' (64 bytes, mapped at <string>:") == 1
     done, _ = python(code.format("mapping.unmap(); left.release()"), CLMEMLIFE_CHECK="leaks")

@@ -1101,7 +1101,7 @@ def test_out_of_memory_twice_says_what_is_alive_and_where_the_limit_is(status, w
     assert "out of memory for 8192 bytes" in text
     assert device.name.strip() in text
     assert f"{device.max_mem_alloc_size} bytes" in text
-    assert "alive here: 1 handles, 12288 bytes: 'pressure' (12288 bytes, created at " in text
+    assert "alive here: 1 handle, 12288 bytes: 'pressure' (12288 bytes, created at " in text
     del caught, plan
     world.driver.let_go()
 

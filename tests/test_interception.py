@@ -403,7 +403,7 @@ def test_the_report_is_text_and_plain_values(queue, buffer) -> None:
     assert finding["kind"] == "wrong_map_flags"
     assert finding["key"] == sanitizer.findings[0].key
     assert finding["site"].startswith(__file__)
-    assert "1 findings, 0 leaks" in sanitizer.report()
+    assert "1 finding, 0 leaks" in sanitizer.report()
     assert set(told) == {"findings", "leaks", "unknown", "statistics"}
     with pytest.raises(AttributeError):
         sanitizer.findings[0].kind = "another"

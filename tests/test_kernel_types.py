@@ -57,7 +57,11 @@ CASES: list[tuple[str, Callable[[Any], tuple[Any, ...]], str]] = [
     ("ints", lambda h: (h, np.float32(1), LONG), r"'int v'.*not float32"),
     ("ints", lambda h: (h, b"12345678", LONG), r"'int v'.*not bytes of 8 bytes"),
     ("ints", lambda h: (h, np.zeros(2, np.int32), LONG), r"'int v'.*not ndarray"),
-    ("ints", lambda h: (INT, INT, LONG), r"argument 0 .*'global int \*x'.*MemHandle.* SVM, or None, not int32"),
+    (
+        "ints",
+        lambda h: (INT, INT, LONG),
+        r"argument 0 .*'global int \*x'.*MemHandle.* SVM, or None .a null pointer., not int32",
+    ),
     ("ints", lambda h: (5, INT, LONG), r"'global int \*x'.*not int 5"),
     ("ints", lambda h: (b"12345678", INT, LONG), r"'global int \*x'.*not bytes"),
     ("ints", lambda h: (np.zeros(4, np.int32), INT, LONG), r"'global int \*x'.*not ndarray"),

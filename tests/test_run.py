@@ -275,6 +275,17 @@ def test_sanitize_set_to_one_means_everything():
     assert _settings.settings({"CLMEMLIFE_SANITIZE": "1"}) == _settings.Settings()
 
 
+def test_a_word_of_sanitize_that_means_nothing_is_told(tmp_path):
+    (tmp_path / "program.py").write_text(TWO_QUEUES)
+    path = os.pathsep.join([_run.STARTUP, *sys.path])
+    told = python(tmp_path, "program.py", PYTHONPATH=path, CLMEMLIFE_SANITIZE="hazards, laeks").stderr
+    assert "CLMEMLIFE_SANITIZE asks for 'laeks', which means nothing; known are 1, hazards, leaks, none" in told
+    assert "1 finding, 0 leaks" in told
+    assert [_settings.unknown_words({"CLMEMLIFE_SANITIZE": one}) for one in ("", "1", "none", "leaks,hazards")] == [
+        []
+    ] * 4
+
+
 # -- what is found -----------------------------------------------------------------------------------------------------
 
 

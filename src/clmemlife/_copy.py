@@ -201,7 +201,7 @@ def _check_names(what: str, where: dict[str, Any], required: tuple[str, ...], op
     wrong = [f"{name}= is missing" for name in required if name not in where]
     wrong += [f"{name}= is unknown" for name in where if name not in required and name not in optional]
     if wrong:
-        known = ", ".join((*required, *(f"[{name}]" for name in optional)))
+        known = ", ".join((*required, *(f"[{name}]" for name in (*optional, "wait_for", "is_blocking"))))
         raise TypeError(f"{what} takes {known}: {', '.join(wrong)}")
 
 

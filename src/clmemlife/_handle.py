@@ -96,8 +96,7 @@ class MemHandle(Reference):
         -----
         OpenCL specification: ``clCreateBuffer``. Does not block.
         """
-        if isinstance(size, MemFlags):
-            raise TypeError("size (bytes) comes before flags: create_buffer(context, size, flags)")
+        _check_order(size, flags)
         flags = check_flags(flags)
         limits = _limits.context_limits(context)
         site = caller_site()
@@ -330,3 +329,10 @@ class MemHandle(Reference):
             label = f"{mine.label}[{origin - mine.offset}:{origin - mine.offset + size}]"
         child = _opencl.get_sub_region(root, origin, size, flags.value)
         return type(self)._take(child, "sub_buffer", label, caller_site(), self._parent or self)
+
+
+def _check_order(size: object, flags: object) -> None:
+    """Refuse size and flags in the order in which PyOpenCL takes them."""
+    if isinstance(size, MemFlags) or (type(flags) is int and isinstance(size, int) and 0 <= size < flags):
+        number = flags if type(flags) is int else "size"
+        raise TypeError(f"size (bytes) comes before flags: create_buffer(context, {number}, {MemFlags(size)})")

@@ -27,7 +27,7 @@ _SCALARS = [
     kind for kind in {np.dtype(code).type for code in np.typecodes["All"]} if np.dtype(kind).kind in "biufmM"
 ]  # fmt: skip
 _WHAT = {
-    POINTER: "a MemHandle or PyOpenCL object of a buffer, SVM, or None",
+    POINTER: "a MemHandle or PyOpenCL object of a buffer, SVM, or None (a null pointer)",
     LOCAL: "pyopencl.LocalMemory(bytes)",
     IMAGE: "a MemHandle or PyOpenCL object of such an image",
     SAMPLER: "a pyopencl.Sampler",

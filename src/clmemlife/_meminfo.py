@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyopencl as cl
 
 from . import _inflight, _ledger, _limits, _opencl
-from ._site import describe
+from ._site import describe, plural
 from .flags import MemFlags, require
 
 __all__ = ["MemInfo"]
@@ -233,8 +233,8 @@ def allocate(create: Any, arguments: tuple[Any, ...], size: int, limits: _limits
         listed = "; ".join(describe(one.label, one.size, one.site, one.kind) for one in alive[:5])
         message = (
             f"out of memory for {size} bytes on {limits.largest_device} (largest allocation there: "
-            f"{limits.max_mem_alloc_size} bytes), also after a garbage collection; alive here: {len(alive)} handles, "
-            f"{_ledger.counters.current_bytes} bytes{': ' + listed if listed else ''}"
+            f"{limits.max_mem_alloc_size} bytes), also after a garbage collection; alive here: "
+            f"{plural(len(alive), 'handle')}, {_ledger.counters.current_bytes} bytes{': ' + listed if listed else ''}"
         )
         record = cl._cl._ErrorRecord(msg=message, code=error.code, routine=error.routine)
         raise type(error)(record) from error

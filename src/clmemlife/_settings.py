@@ -11,6 +11,8 @@ __all__ = ["MILLISECONDS", "VARIABLES", "Settings", "parse_chaos", "settings"]
 
 VARIABLES = tuple(f"CLMEMLIFE_{one}" for one in ("SANITIZE", "JSON", "TRACE", "CHAOS", "SERIALIZE", "FIRST"))
 
+_WORDS = ("", "0", "1", "hazards", "leaks", "none")
+
 MILLISECONDS = 10.0
 """For how long a command is held back at most, unless told otherwise."""
 
@@ -35,11 +37,17 @@ class Settings(NamedTuple):
 def settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """Return what the variables say: ``CLMEMLIFE_SANITIZE`` is ``1``, or which of ``hazards,leaks``, or ``none``."""
     sanitize, json, trace, chaos, serialize = (environment.get(name, "") for name in VARIABLES[:5])
-    words = set(sanitize.split(","))
+    words = {word.strip() for word in sanitize.split(",")}
     everything = not {"hazards", "leaks", "none"} & words
     return Settings(
         everything or "hazards" in words, everything or "leaks" in words, chaos, serialize not in ("", "0"), json, trace
     )
+
+
+def unknown_words(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what ``CLMEMLIFE_SANITIZE`` asks for and nobody knows."""
+    words = [word.strip() for word in environment.get("CLMEMLIFE_SANITIZE", "").split(",")]
+    return [word for word in words if word not in _WORDS]
 
 
 def parse_chaos(text: str) -> tuple[int, float]:

@@ -82,6 +82,11 @@ def describe(label: str | None, size: int, site: str, kind: str = "memory object
     return f"{repr(label) if label else 'unlabelled ' + kind} ({size} bytes, created at {site})"
 
 
+def plural(number: int, word: str) -> str:
+    """Return how many, in words: ``1 handle``, ``2 handles``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def warn_at(site: str, message: str, category: type[Warning]) -> None:
     """Warn as if the line at `site` had; raises where warnings are errors."""
     filename, _, line = site.rpartition(":")

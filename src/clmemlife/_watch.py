@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from ._settings import Settings, parse_chaos, settings
+from ._settings import Settings, parse_chaos, settings, unknown_words
 
 __all__ = ["Watch", "begin"]
 
@@ -95,6 +95,9 @@ class Watch:
 
 def begin(first: bool) -> None:
     """Watch this process; `first` is the one that was started under watch, not a child of it."""
+    unknown = ", ".join(map(repr, unknown_words()))
+    if unknown:
+        say(f"clmemlife: CLMEMLIFE_SANITIZE asks for {unknown}, which means nothing; known are 1, hazards, leaks, none")
     Watch(settings(), first=first).start()
 
 

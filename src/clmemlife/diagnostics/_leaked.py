@@ -14,6 +14,7 @@ import numpy as np
 import pyopencl as cl
 
 from .. import _ledger
+from .._site import plural
 from ..flags import MapFlags, MemFlags
 from . import _faults, _mapped, _wrapped
 from ._places import KEY, variables
@@ -103,7 +104,7 @@ def report_collected() -> None:
         if total >= _MUCH:
             _faults.report(
                 "left_to_collector",
-                f"{count} objects of {total} bytes made here were in reference cycles: they held their memory until "
+                f"{plural(count, 'object')} of {total} bytes made here, in reference cycles, held their memory until "
                 "Python's garbage collector ran, which knows nothing of device memory",
                 site, remedy="Call release() when an object is done with, or break the cycle.", quietly=True,
             )  # fmt: skip

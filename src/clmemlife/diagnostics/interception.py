@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .. import _journal, _ledger
+from .._site import plural
 from . import _copies, _faults, _install, _intercept, _leases, _watched, _wrapped
 from ._faults import Fault, Faults, from_hazard
 from ._leaked import Lost, leaked, report_collected
@@ -113,8 +114,8 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             for text, count in Counter(map(str, leaks)).items()
         ]
         lines += [f"not known: {reason} ({count} times)" for reason, count in sorted(self.unknown.items())]
-        seen = ", ".join(f"{count} {what}" for what, count in self.statistics.items())
-        lines.append(f"{len(findings)} findings, {len(leaks)} leaks; seen: {seen}")
+        seen = ", ".join(plural(count, what.removesuffix("s")) for what, count in self.statistics.items())
+        lines.append(f"{plural(len(findings), 'finding')}, {plural(len(leaks), 'leak')}; seen: {seen}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

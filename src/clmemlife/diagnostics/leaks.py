@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _callbacks, _ledger
 from .._meminfo import whole_of
+from .._site import plural
 from ._records import LiveRecord, records_of, used_by_commands
 
 __all__ = ["LiveRecord", "Report", "Statistics", "live", "report", "statistics"]
@@ -75,7 +76,7 @@ class Report:
     def __str__(self) -> str:
         now = self.statistics
         lines = [
-            f"alive: {now.current_count} handles, {now.current_bytes} bytes (at most {now.peak_count}, "
+            f"alive: {plural(now.current_count, 'handle')}, {now.current_bytes} bytes (at most {now.peak_count}, "
             f"{now.peak_bytes} bytes; {now.total_count}, {now.total_bytes} bytes in all)",
             f"released and still used by queued commands: {now.pending_bytes} bytes; host memory leased: "
             f"{now.leased_bytes} bytes",
