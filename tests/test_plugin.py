@@ -434,6 +434,31 @@ def test_what_raw_pyopencl_does_wrong_fails_the_test_at_hand_with_both_lines(sui
     assert set(both.errors) == {"test_missing_event"}, both.output
 
 
+def test_a_missing_event_is_told_once_by_the_hazard_check_where_that_is_on_or_its_marker_is_there(suite):
+    source = (
+        RAW
+        + """
+@pytest.mark.cl_hazards("off")
+def test_meant(cl_two_queues, cl_queue):
+    collide(cl_two_queues)
+
+@pytest.mark.cl_hazards("off")
+def test_meant_but_released(cl_two_queues, cl_queue):
+    collide(cl_two_queues)
+    test_released(cl_queue)
+"""
+    )
+    chosen = ("-k", "meant or missing or clean")
+    for options in ([], ["--cl-hazard-check=error"]):
+        outcome = suite(source, "--cl-sanitize", *options, *chosen)
+        assert set(outcome.errors) == {"test_missing_event", "test_meant_but_released"}, outcome.output
+        assert "use_after_release" in outcome.errors["test_meant_but_released"]
+        assert ("1 OpenCL finding" in outcome.errors["test_missing_event"]) == (not options)
+    warned = suite(source, "--cl-sanitize", "--cl-hazard-check=warn", "-k", "missing")
+    assert warned.errors == {}, warned.output
+    assert warned.output.count("HazardWarning:") == 1
+
+
 def test_the_sanitizer_is_off_unless_asked_for_and_may_only_warn(suite, tmp_path):
     options = ("-k", "not released")
     assert suite(RAW, *options).errors == {}

@@ -136,7 +136,7 @@ class Run:
             hazards = "error"
         if leaks_marker is not None:
             allowed = leaks_marker.kwargs.get("allow", *leaks_marker.args[:1] or (1,))
-        return Test(leaks, hazards, sanitize, allowed)
+        return Test(leaks, hazards, sanitize, allowed, hazards_told=hazards_marker is not None or hazards != "off")
 
     def close(self) -> None:
         """Stop to listen."""
@@ -147,12 +147,16 @@ class Run:
 
 
 class Test:
-    """One test: its modes, how many leaks it may have, and what came out."""
+    """One test: its modes, how many leaks it may have, and what came out.
+
+    `hazards_told` says that the hazard check or its marker has the word on missing events, not the sanitizer.
+    """
 
     __test__ = False
 
-    def __init__(self, leaks: str, hazards: str, sanitize: str, allowed: int) -> None:
+    def __init__(self, leaks: str, hazards: str, sanitize: str, allowed: int, *, hazards_told: bool) -> None:
         self.leaks, self.hazards, self.sanitize, self.allowed = leaks, hazards, sanitize, allowed
+        self._hazards_told = hazards_told
         self.failed = False
         self.checker: check_hazards | None = None
         self.figures: Figures | None = None
@@ -192,7 +196,7 @@ class Test:
             return ""
         from .exceptions import HazardWarning
 
-        found = run.sanitizer.end()
+        found = run.sanitizer.end(hazards=not self._hazards_told)
         if self.sanitize == "error":
             return findings_text(found)
         for one in found if self.sanitize == "warn" else ():

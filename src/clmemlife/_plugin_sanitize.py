@@ -7,6 +7,7 @@ from typing import Any
 from . import sanitize
 from ._settings import parse_chaos
 from .diagnostics import chaos
+from .diagnostics._faults import OF_THE_CHECKER
 
 
 class Sanitizer:
@@ -31,11 +32,12 @@ class Sanitizer:
         if isinstance(self._order, chaos.Chaos):
             self._order.reseed(f"{self._seed} {nodeid}")
 
-    def end(self) -> list[Any]:
-        """End a test; return what was found since it began."""
+    def end(self, *, hazards: bool) -> list[Any]:
+        """End a test; return what was found since it began, missing events only if `hazards`."""
         known = self._known
         self._known = self._counts()
-        return [one for one in self._sanitizer.findings if one.count > known.get(one.key, 0)]
+        found = [one for one in self._sanitizer.findings if one.count > known.get(one.key, 0)]
+        return [one for one in found if hazards or one.kind not in OF_THE_CHECKER]
 
     def close(self) -> None:
         """Stop to listen."""

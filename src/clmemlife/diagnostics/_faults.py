@@ -71,6 +71,13 @@ _RAW_WORDS = {
 _UNMAPPED = "event of an unmap: call .release(queue) of the map made at {0} yourself, since its end gives no event"
 
 
+OF_THE_CHECKER = frozenset({
+    "read_after_write", "write_after_read", "write_after_write", "undefined_content", "wait_cycle", "pool_block_in_use",
+    "never_flushed",
+})  # fmt: skip
+"""The kinds that `from_hazard` gives."""
+
+
 def from_hazard(finding: Finding, former: Mapping[str, Collection[str]]) -> Fault:
     """Return what the hazard checker found in the words of plain PyOpenCL.
 
