@@ -331,8 +331,16 @@ class MemHandle(Reference):
         return type(self)._take(child, "sub_buffer", label, caller_site(), self._parent or self)
 
 
-def _check_order(size: object, flags: object) -> None:
+def _check_order(size: Any, flags: Any) -> None:
     """Refuse size and flags in the order in which PyOpenCL takes them."""
-    if isinstance(size, MemFlags) or (type(flags) is int and isinstance(size, int) and 0 <= size < flags):
-        number = flags if type(flags) is int else "size"
-        raise TypeError(f"size (bytes) comes before flags: create_buffer(context, {number}, {MemFlags(size)})")
+    if type(flags) is MemFlags and not isinstance(size, MemFlags):
+        return
+    order = "size (bytes) comes before flags"
+    if isinstance(size, MemFlags):
+        number = "size" if isinstance(flags, MemFlags) else flags
+        raise TypeError(f"{order}: create_buffer(context, {number}, {size})")
+    if hasattr(flags, "__index__") and hasattr(size, "__index__") and 0 <= size < flags:
+        raise TypeError(
+            f"flags must be MemFlags, not the plain integer {flags}, and {order}: create_buffer(context, {flags}, "
+            f"{MemFlags(int(size))}), or is create_buffer(context, {size}, {MemFlags(int(flags))}) meant?"
+        )
