@@ -19,8 +19,7 @@ import hazard_model as model
 
 from clmemlife import _journal
 from clmemlife._journal import Access, Command, Flushed, HostWait, Released, UserEventSet
-from clmemlife.diagnostics import _clocks, _order, _uses
-from clmemlife.diagnostics.hazards import Checker
+from clmemlife.diagnostics.hazards import Checker, _clocks, _order, _uses
 from clmemlife.exceptions import HazardError, HazardWarning, MapConflictError, UnorderedAccessError
 
 PROGRAMS = int(os.environ.get("CLMEMLIFE_HAZARD_PROGRAMS", "3000"))

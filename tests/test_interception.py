@@ -18,7 +18,8 @@ import pytest
 
 import clmemlife as cml
 from clmemlife import _journal
-from clmemlife.diagnostics import _cpython, interception
+from clmemlife.diagnostics import interception
+from clmemlife.diagnostics.interception import _cpython
 
 mf, mapf = cl.mem_flags, cl.map_flags
 N = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clmemlife.diagnostics._kernel_text import uses
+from clmemlife.diagnostics.interception._kernel_text import uses
 
 BODIES = {
     "x[get_global_id(0)] = 1;": "write",

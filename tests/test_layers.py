@@ -34,42 +34,47 @@ LAYERS: list[tuple[str, ...]] = [
     ("_streaming",),
     (
         "diagnostics",
-        "diagnostics._clocks",
-        "diagnostics._why",
-        "diagnostics._spans",
-        "diagnostics._ended",
-        "diagnostics._cpython",
-        "diagnostics._kernel_text",
+        "diagnostics.hazards._clocks",
+        "diagnostics.leaks._why",
+        "diagnostics.timeline._spans",
+        "diagnostics.timeline._ended",
+        "diagnostics.interception._cpython",
+        "diagnostics.interception._kernel_text",
     ),
     (
-        "diagnostics._uses",
-        "diagnostics._order",
-        "diagnostics._records",
+        "diagnostics.hazards._uses",
+        "diagnostics.hazards._order",
+        "diagnostics.leaks._records",
         "diagnostics._hooks",
-        "diagnostics._entries",
-        "diagnostics._rows",
+        "diagnostics.timeline._entries",
+        "diagnostics.timeline._rows",
     ),
     (
-        "diagnostics._findings",
+        "diagnostics.hazards._findings",
         "diagnostics.leaks",
-        "diagnostics._raw",
-        "diagnostics._awaited",
-        "diagnostics._trace",
-        "diagnostics._graph",
-        "diagnostics._picture",
+        "diagnostics.leaks._raw",
+        "diagnostics.timeline._awaited",
+        "diagnostics.timeline._trace",
+        "diagnostics.timeline._graph",
+        "diagnostics.timeline._picture",
     ),
-    ("diagnostics._steps", "diagnostics._hangs", "diagnostics._questions", "diagnostics._recording"),
-    ("diagnostics.hazards", "diagnostics.tracking", "diagnostics._faults"),
-    ("diagnostics._places", "diagnostics._leases"),
-    ("diagnostics._wrapped", "diagnostics._svm", "diagnostics._copies"),
-    ("diagnostics._launch", "diagnostics._refused"),
-    ("diagnostics._uses_of", "diagnostics._methods"),
-    ("diagnostics._mapped",),
-    ("diagnostics._watched", "diagnostics._leaked"),
-    ("diagnostics._intercept",),
-    ("diagnostics._map_hooks", "diagnostics._host_side"),
-    ("diagnostics._install",),
-    ("diagnostics.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
+    (
+        "diagnostics.hazards._steps",
+        "diagnostics.hazards._hangs",
+        "diagnostics.hazards._questions",
+        "diagnostics.timeline._recording",
+    ),
+    ("diagnostics.hazards", "diagnostics.leaks.tracking", "diagnostics.interception._faults"),
+    ("diagnostics.interception._places", "diagnostics.interception._leases"),
+    ("diagnostics.interception._wrapped", "diagnostics.interception._svm", "diagnostics.interception._copies"),
+    ("diagnostics.interception._launch", "diagnostics.interception._refused"),
+    ("diagnostics.interception._uses_of", "diagnostics.interception._methods"),
+    ("diagnostics.interception._mapped",),
+    ("diagnostics.interception._watched", "diagnostics.interception._leaked"),
+    ("diagnostics.interception._intercept",),
+    ("diagnostics.interception._map_hooks", "diagnostics.interception._host_side"),
+    ("diagnostics.interception._install",),
+    ("diagnostics.hazards.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
     ("diagnostics._pauses",),
     ("_lifecycle", "diagnostics.chaos"),
     ("_discovery", "_plugin_leaks", "_plugin_queues"),
@@ -94,6 +99,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+PACKAGES = {name_of(path) for path in PACKAGE.rglob("__init__.py")}
 
 
 def imported(name: str, source: str, *, is_package: bool = False) -> Iterator[str]:
@@ -113,9 +119,7 @@ def imported(name: str, source: str, *, is_package: bool = False) -> Iterator[st
                 yield from ("." + ".".join([*base, alias.name]) for alias in node.names)
 
 
-IMPORTS = {
-    name: set(imported(name, source, is_package=name in ("", "diagnostics"))) for name, source in MODULES.items()
-}
+IMPORTS = {name: set(imported(name, source, is_package=name in PACKAGES)) for name, source in MODULES.items()}
 
 
 def upward(name: str, imports: set[str]) -> set[str]:
@@ -135,10 +139,10 @@ def test_imports_point_down_only(name):
 def test_an_import_that_points_up_would_be_found():
     assert upward("_ledger", set(imported("_ledger", "from . import _journal, _handle"))) == {"._handle"}
     assert upward("_ledger", set(imported("_ledger", "def f():\n    from ._mapping import Mapping"))) == {"._mapping"}
-    nested = "from .. import _submit\nfrom ..flags import MapFlags\nfrom .leaks import live\nfrom . import tracking"
-    assert upward("diagnostics._uses", set(imported("diagnostics._uses", nested))) == {
+    nested = "from ... import _submit\nfrom ..leaks import live\nfrom ..leaks.tracking import track"
+    assert upward("diagnostics.hazards._uses", set(imported("diagnostics.hazards._uses", nested))) == {
         ".diagnostics.leaks",
-        ".diagnostics.tracking",
+        ".diagnostics.leaks.tracking",
     }
     assert set(imported("x", "import numpy.random as r\nfrom pyopencl.tools import y")) == {"numpy", "pyopencl"}
 
@@ -152,7 +156,7 @@ def test_the_package_itself_imports_nothing_but_the_standard_library_when_it_is_
 
 
 @pytest.mark.parametrize(
-    ("special", "homes"), [("ctypes", {"_opencl", "diagnostics._cpython"}), ("pytest", {"pytest_plugin"})]
+    ("special", "homes"), [("ctypes", {"_opencl", "diagnostics.interception._cpython"}), ("pytest", {"pytest_plugin"})]
 )
 def test_what_is_special_stands_in_its_own_module(special, homes):
     assert {name for name, imports in IMPORTS.items() if special in imports} <= homes

@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 import clmemlife as cml
 from clmemlife import In, InOut, MapFlags, Mapping, MemHandle, Migration, _journal, _ledger
 from clmemlife._journal import Access, Command, Flushed, HostWait, Released
-from clmemlife.diagnostics import _ended
-from clmemlife.diagnostics._entries import Entry, Queue
-from clmemlife.diagnostics._graph import dot, quoted
-from clmemlife.diagnostics._recording import Recording
-from clmemlife.diagnostics._rows import MOST_LANES, OBJECTS, Bar, lanes, rows
-from clmemlife.diagnostics._spans import DRIFT, Clock, Snapshot, TimelineCommand, TimelineEvent, TimelineQueue
-from clmemlife.diagnostics._trace import trace
+from clmemlife.diagnostics.timeline import _ended
+from clmemlife.diagnostics.timeline._entries import Entry, Queue
+from clmemlife.diagnostics.timeline._graph import dot, quoted
+from clmemlife.diagnostics.timeline._recording import Recording
+from clmemlife.diagnostics.timeline._rows import MOST_LANES, OBJECTS, Bar, lanes, rows
+from clmemlife.diagnostics.timeline._spans import DRIFT, Clock, Snapshot, TimelineCommand, TimelineEvent, TimelineQueue
+from clmemlife.diagnostics.timeline._trace import trace
 
 SIZE = 4096
 ONE = np.int32(1)
@@ -925,7 +925,7 @@ def test_it_draws_into_axes_of_the_caller(drawn):
 
 def test_nothing_and_very_much_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    from clmemlife.diagnostics._picture import draw
+    from clmemlife.diagnostics.timeline._picture import draw
 
     draw(Snapshot(), tmp_path / "nothing.svg", None)
     many = tuple(command(number, started=10 * number, ended=10 * number + 9) for number in range(1, 20_000))

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ._streaming import ChunkStream as ChunkStream
     from ._streaming import stream_chunks as stream_chunks
     from ._waitlist import wait_list as wait_list
-    from .diagnostics.checking import check_hazards as check_hazards
-    from .diagnostics.checking import declare as declare
-    from .diagnostics.checking import dependencies as dependencies
-    from .diagnostics.checking import explain as explain
     from .diagnostics.hazards import Finding as Finding
+    from .diagnostics.hazards.checking import check_hazards as check_hazards
+    from .diagnostics.hazards.checking import declare as declare
+    from .diagnostics.hazards.checking import dependencies as dependencies
+    from .diagnostics.hazards.checking import explain as explain
     from .diagnostics.interception import Fault as Fault
     from .diagnostics.interception import sanitize as sanitize
     from .diagnostics.leaks import LiveRecord as LiveRecord
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .diagnostics.leaks import live as live
     from .diagnostics.leaks import report as report
     from .diagnostics.leaks import statistics as statistics
+    from .diagnostics.leaks.tracking import track as track
     from .diagnostics.residency import Move as Move
     from .diagnostics.residency import Residency as Residency
     from .diagnostics.residency import ResidencyFinding as ResidencyFinding
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from .diagnostics.timeline import TimelineEvent as TimelineEvent
     from .diagnostics.timeline import TimelineQueue as TimelineQueue
     from .diagnostics.timeline import record_timeline as record_timeline
-    from .diagnostics.tracking import track as track
     from .exceptions import *  # noqa: F403
     from .flags import MapFlags as MapFlags
     from .flags import MemFlags as MemFlags
@@ -77,13 +77,13 @@ _MODULES = {
     "_staging": ("Staging", "staging"),
     "_streaming": ("ChunkStream", "stream_chunks"),
     "_waitlist": ("wait_list",),
-    "diagnostics.checking": ("check_hazards", "declare", "dependencies", "explain"),
+    "diagnostics.hazards.checking": ("check_hazards", "declare", "dependencies", "explain"),
     "diagnostics.hazards": ("Finding",),
     "diagnostics.interception": ("Fault", "sanitize"),
     "diagnostics.leaks": ("LiveRecord", "Report", "Statistics", "live", "report", "statistics"),
     "diagnostics.residency": ("Move", "Residency", "ResidencyFinding", "record_residency", "residency"),
     "diagnostics.timeline": ("TimelineCommand", "TimelineEvent", "TimelineQueue", "record_timeline"),
-    "diagnostics.tracking": ("track",),
+    "diagnostics.leaks.tracking": ("track",),
     "exceptions": (
         "AlignmentError", "CallError", "ClMemLifeError", "CleanupWarning", "ContextMismatchError", "DependencyError",
         "ForkedProcessError", "HazardError", "HazardWarning", "HostAliasError", "LeakError", "LeakWarning",

@@ -94,7 +94,7 @@ def _check_as_told() -> None:
     if "leaks" in wanted:
         atexit.register(_tell_what_is_left)
     if modes:
-        from .diagnostics.checking import check_program
+        from .diagnostics.hazards.checking import check_program
 
         check_program(modes[-1])
     if unknown:

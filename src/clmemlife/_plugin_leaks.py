@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _ledger
 
 if TYPE_CHECKING:
-    from .diagnostics._raw import RawWatch
-    from .diagnostics._records import LiveRecord
     from .diagnostics.leaks import Window
-    from .diagnostics.tracking import track
+    from .diagnostics.leaks._raw import RawWatch
+    from .diagnostics.leaks._records import LiveRecord
+    from .diagnostics.leaks.tracking import track
 
 
 class Leak(NamedTuple):
@@ -176,7 +176,7 @@ class LeakChecker:
 
 def _raw_watch() -> RawWatch | None:
     try:
-        from .diagnostics._raw import RawWatch
+        from .diagnostics.leaks._raw import RawWatch
     except ImportError:  # without PyOpenCL there is nothing to see
         return None
     return RawWatch()

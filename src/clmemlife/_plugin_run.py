@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ._discovery import Found
     from ._plugin_leaks import Figures, LeakChecker
     from ._plugin_sanitize import Sanitizer
-    from .diagnostics.checking import check_hazards
+    from .diagnostics.hazards.checking import check_hazards
 
 MODES = ("off", "warn", "error")
 _LISTED = 10

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._handle import MemHandle
     from ._plugin_leaks import LeakChecker
-    from .diagnostics.checking import check_hazards
+    from .diagnostics.hazards.checking import check_hazards
 
 _run = pytest.StashKey[Run]()
 _test = pytest.StashKey[Test]()

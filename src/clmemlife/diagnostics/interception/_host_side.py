@@ -1,0 +1,118 @@
+"""The hooks of what the host waits for, asks and sets."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pyopencl as cl
+
+from ... import _inflight, _journal
+from ..._submit import plain_event
+from . import _copies, _faults, _leases
+from ._intercept import report_failed
+from ._places import caller, outer_site
+
+_STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
+
+
+def host_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the host that is a good moment to look at what goes on."""
+
+    @functools.wraps(original)
+    def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if _copies.pending or _leases.leases:
+            site = outer_site(sys._getframe(1))
+            _copies.look_at_events(site)
+            _leases.look_at_leases(site)
+        return original(self, *arguments, **keywords)
+
+    return step
+
+
+def waits(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Event.wait``, which says why a command has failed."""
+    inner = host_step(original)
+
+    @functools.wraps(original)
+    def wait(self: Any) -> None:
+        try:
+            inner(self)
+        except cl.Error:
+            site = caller(sys._getframe(1))
+            if site is not None and _faults.active and self.get_info(_STATUS) < 0:
+                root = _inflight.root_failure(self)
+                where = _copies.sites.get(self.int_ptr, "")
+                report_failed("has failed, or an event that it waited for", site, self if where else root)
+            raise
+
+    return wait
+
+
+def sets_status(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``UserEvent.set_status``, which remembers where an event was made to fail."""
+    inner = host_step(original)
+
+    @functools.wraps(original)
+    def set_status(self: Any, status: Any) -> None:
+        site = caller(sys._getframe(1))
+        inner(self, status)
+        if site is not None:
+            _copies.sites[self.int_ptr] = site
+
+    return set_status
+
+
+def calls_back(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Event.set_callback``: what the function does comes after the command."""
+
+    @functools.wraps(original)
+    def set_callback(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        site = caller(sys._getframe(1))
+        if site is None or len(arguments) != 2 or arguments[0] != 0 or not _journal.listeners:
+            return original(self, *arguments, **keywords)
+        event, function = plain_event(self), arguments[1]
+
+        def notify(status: int) -> Any:
+            if status == 0:
+                _journal.host(_journal.HostWait((event,), site=site))
+            return function(status)
+
+        return original(self, arguments[0], notify)
+
+    return set_callback
+
+
+def _learned(event: Any, status: int, frame: Any) -> None:
+    """The program itself asked and was told that a command is complete: it may act on that."""
+    if status == 0 and _journal.listeners:
+        site = caller(frame)
+        if site is not None and event.get_info(cl.event_info.COMMAND_TYPE) != cl.command_type.USER:
+            _journal.host(_journal.HostWait((plain_event(event),), site=site))
+
+
+def asks_event(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Event.get_info``."""
+
+    @functools.wraps(original)
+    def get_info(self: Any, param: Any) -> Any:
+        value = original(self, param)
+        if param == _STATUS and value == 0:
+            _learned(self, value, sys._getframe(1))
+        return value
+
+    return get_info
+
+
+def asks_event_status(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the ``command_execution_status`` of an event."""
+
+    def command_execution_status(self: Any) -> Any:
+        value = original(self)
+        if value == 0:
+            _learned(self, value, sys._getframe(1))
+        return value
+
+    return command_execution_status

@@ -1,0 +1,123 @@
+"""The hooks of maps: ``enqueue_map_buffer``, ``enqueue_map_image`` and ``MemoryMap.release``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pyopencl as cl
+
+from ..._submit import describe_queue
+from ...exceptions import ClMemLifeError
+from . import _faults, _intercept, _mapped, _watched
+from ._intercept import bind, checked_waits, published, with_waits
+from ._places import caller
+from ._uses_of import Plan
+
+_MAP_BUFFER = ["queue", "buf", "flags", "offset", "shape", "dtype", "order", "strides", "wait_for", "is_blocking"]
+_MAP_IMAGE = [
+    "queue",
+    "img",
+    "flags",
+    "origin",
+    "region",
+    "shape",
+    "dtype",
+    "order",
+    "strides",
+    "wait_for",
+    "is_blocking",
+]
+
+
+def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that maps as `original` does."""
+    names, describe = (_MAP_IMAGE, _mapped.describe_image) if image else (_MAP_BUFFER, _mapped.describe_buffer)
+
+    @functools.wraps(original)
+    def enqueue_map(*arguments: Any, **keywords: Any) -> Any:
+        site = caller(sys._getframe(1))
+        if site is None or not _faults.active:
+            return original(*arguments, **keywords)
+        bound = bind(names, arguments, keywords)
+        queue = bound.get("queue")
+        if not isinstance(queue, cl.CommandQueue):
+            return original(*arguments, **keywords)
+        try:
+            entry = describe(bound, site)
+        except ClMemLifeError:
+            raise
+        except Exception as error:
+            _faults.unknown(f"a map that could not be read ({type(error).__name__})")
+            return original(*arguments, **keywords)
+        _mapped.check((entry.access,), "map", site)
+        waits = checked_waits(bound.get("wait_for"), site)
+        blocking = bool(bound.get("is_blocking", True))
+        if _intercept.outside.rewrite_waits is not None and not blocking:
+            more = _intercept.outside.rewrite_waits(queue, list(waits), "map")
+            arguments, keywords = with_waits(names, arguments, keywords, more)
+        plan = Plan("map", "", (entry.access,), blocking, wrappers=(entry.wrapper,))
+        entry.key, entry.out_of_order = describe_queue(queue)
+        result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
+        array = result[0]
+        if image:
+            _check_pitch(entry, array, result[2], result[3])
+        _mapped.opened(entry, array, result[1], blocking)
+        if not blocking or entry.pitch is not None:
+            _watched.watch(entry, array)
+        return result
+
+    return enqueue_map
+
+
+def _check_pitch(entry: _mapped.Map, array: Any, row: int, slice_: int) -> None:
+    for axis, pitch in ((array.ndim - 2, row), (array.ndim - 3, slice_)):
+        if axis >= 0 and pitch and array.shape[axis] > 1 and array.strides[axis] != pitch:
+            if array.flags.f_contiguous and not array.flags.c_contiguous:
+                continue
+            entry.pitch = array.strides[axis], pitch
+            return
+
+
+_UNMAP = Plan("unmap")
+
+
+def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``MemoryMap.release`` with its end on the journal."""
+
+    @functools.wraps(original)
+    def release(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        site = caller(sys._getframe(1))
+        entry = _mapped.mapped_by(self)
+        if site is None or entry is None or not _faults.active:
+            return original(self, *arguments, **keywords)
+        if entry.released is not None:
+            _faults.report(
+                "double_release", f"the map made at {entry.site} was released already at {entry.released}", site,
+                entry.released, thing=entry.thing, remedy="Release a map once: by release, by with, or by del.",
+            )  # fmt: skip
+            return original(self, *arguments, **keywords)
+        bound = bind(("queue", "wait_for"), arguments, keywords)
+        queue = bound.get("queue")
+        place = (entry.key, entry.out_of_order) if queue is None else describe_queue(queue)
+        if entry.before is not None:
+            _mapped.compare(entry, site)
+        waits = checked_waits(bound.get("wait_for"), site)
+        queue = entry.key if queue is None else queue
+        if _intercept.outside.rewrite_waits is not None:
+            more = _intercept.outside.rewrite_waits(queue, list(waits), "unmap")
+            arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, more)
+        event = published(queue, _UNMAP, waits, site, entry.number, original, (self, *arguments), keywords, place)
+        _mapped.closed(entry, site)
+        _watched.watch_views(entry, sys._getframe(1))
+        _watched.watch(entry)
+        return event
+
+    return release
+
+
+def unmapped_by_end(entry: _mapped.Map, site: str) -> None:
+    """A map went that nobody released."""
+    _mapped.publish_end(entry, site)
