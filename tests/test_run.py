@@ -422,7 +422,9 @@ def test_child_processes_are_watched_and_report_by_themselves(run, tmp_path, way
 
 def test_a_fork_does_not_tell_what_its_parent_found(run, tmp_path):
     done = run(TWO_QUEUES + """
-import os
+import ctypes, os
+for one in (context, first, second, event):  # the program's own, of which the child must not tell the driver anything
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 pid = os.fork()
 if pid:
     assert os.waitpid(pid, 0)[1] == 0

@@ -208,14 +208,15 @@ def _carry(
         with MemHandle.create_buffer(queue.context, nbytes, label="staged migration") as here:
             packed = enqueue_copy(source_queue, here, handle, wait_for=wait_for, **into)
             across = _pipeline(source_queue, queue, there, here, packed, None, (0, 0, nbytes))
-    gone = None
+    gone: Any = None
     try:
         gone = _without_content(queue, handle, across)
         return enqueue_copy(queue, handle, there, wait_for=gone, **into)
     except Exception as error:
-        gone = gone or getattr(error, "migration", None)
+        if hasattr(error, "migration"):  # it is enqueued, and its event may be early
+            gone = across, error.migration
         if gone is not None:
-            back = enqueue_copy(source_queue, handle, there, wait_for=[across, gone], **into)
+            back = enqueue_copy(source_queue, handle, there, wait_for=gone, **into)
             error.event = back  # type: ignore[attr-defined]
         raise
 
