@@ -7,7 +7,7 @@ from typing import Any
 from . import sanitize
 from ._settings import parse_chaos
 from .diagnostics import chaos
-from .diagnostics._faults import OF_THE_CHECKER
+from .diagnostics.interception._faults import OF_THE_CHECKER
 
 
 class Sanitizer:
