@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 OTHERS = ["cacheprovider", "benchmark", "xdist"]
 """Plugins that this run has no use for; some warn, which is an error, when they meet each other."""
@@ -31,6 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(300)  # whatever the run says: a process that hangs is named by the limit of `run`
 def test_the_tests_of_commands_copies_maps_and_migrations_have_no_finding() -> None:
     done = run(*(str(TESTS / name) for name in FILES))
     assert done.returncode == 0, done.stdout[-6000:]

@@ -351,6 +351,7 @@ def test_with_fixture(cl_two_queues, cl_buffer_factory, cl_hazard_check):
 """
 
 
+@pytest.mark.timeout(500)  # whatever the run says: a suite that hangs is named by the limit of `run_suite`
 def test_a_missing_event_fails_the_test_where_asked_for(suite):
     outcome = suite(HAZARD, "--cl-hazard-check=error")
     assert set(outcome.errors) == {"test_plain", "test_with_fixture"}, outcome.output
