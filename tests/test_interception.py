@@ -19,7 +19,7 @@ import pytest
 import clmemlife as cml
 from clmemlife import _journal
 from clmemlife.diagnostics import interception
-from clmemlife.diagnostics.interception import _cpython
+from clmemlife.diagnostics.interception import _cpython, _places
 
 mf, mapf = cl.mem_flags, cl.map_flags
 N = 256
@@ -394,6 +394,11 @@ def test_handles_that_no_variable_leads_to_are_listed_too_and_what_the_collector
     kept.pop().unmap()
     kept.pop().release()
     held.release()
+
+
+def test_the_modules_that_stand_in_the_place_of_pyopencl_are_where_they_are_looked_for() -> None:
+    files = {sys.modules[name].__file__ for name in sys.modules if name.startswith("clmemlife.")}
+    assert files >= _places._HOOKS
 
 
 def test_the_report_is_text_and_plain_values(queue, buffer) -> None:

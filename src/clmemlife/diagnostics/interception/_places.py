@@ -45,9 +45,14 @@ class Nobody:
 
 _PYOPENCL = str(cl.__file__).removesuffix("__init__.py")
 _INNER = (_PYOPENCL, "<generated: 'pyopencl ", "<generated code for 'pyopencl ", "<pyopencl ")
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOKS = frozenset(
-    f"{PACKAGE}diagnostics{os.sep}{name}.py"
-    for name in ("_hooks", "_host_side", "_intercept", "_launch", "_map_hooks", "_methods")
+    os.path.join(folder, f"{name}.py")
+    for folder, names in {
+        os.path.dirname(_HERE): ("_hooks",),
+        _HERE: ("_host_side", "_intercept", "_launch", "_map_hooks", "_methods"),
+    }.items()
+    for name in names
 )  # stand in the place of PyOpenCL's own functions
 _THEIRS, _OURS, _PYOPENCLS = range(3)
 _files: dict[str, int] = {}
