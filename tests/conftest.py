@@ -60,6 +60,7 @@ NVIDIA_FAULTS = {
     "overlapping sub-buffers": "two sub-buffers that overlap, used on two queues, crash when they are released",
     "early count": "an unmap is counted when it is enqueued, not when it is done",
     "late notice": "that a memory object is destroyed is told after its address is used again",
+    "svm argument": "a kernel takes no shared virtual memory in a context of two devices, or after another argument",
     "no overtaking": "an out-of-order queue lets no command pass one that waits",
     "thread in a wait at exit": "a user event has to be set before the process ends, or that hangs; a thread that "
     "waited for it then comes back into an interpreter that is gone",

@@ -210,6 +210,7 @@ __kernel void f(__read_only image2d_t image, sampler_t s, __global float *x) {
             assert (read(queue, field, np.float32)[:16] == pixels[1]).all()
 
 
+@pytest.mark.nvidia_fault("svm argument", run=True)
 def test_svm_is_taken(context: cl.Context, queue: cl.CommandQueue, kernel: MakeKernel) -> None:
     if not queue.device.svm_capabilities:
         pytest.skip("the device has no shared virtual memory")
