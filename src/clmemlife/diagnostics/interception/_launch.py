@@ -72,7 +72,7 @@ def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Acce
     arguments: Arguments | None = kernel.__dict__.get(ARGUMENTS)
     if arguments is None:
         return name, (), ()
-    for index, (about, where) in arguments.entries.items():
+    for index, (about, where) in arguments.entries.copy().items():
         if type(about) is Wrapper and about.released is not None:
             _check_owner(name, index, about, where, site)
     if arguments.accesses is None:
@@ -83,7 +83,7 @@ def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Acce
 def _describe(kernel: Any, arguments: Arguments, site: str) -> None:
     parameters = _kernel_args.parameters(kernel)
     accesses, on_host = [], []
-    for index, (about, _) in sorted(arguments.entries.items()):
+    for index, (about, _) in sorted(arguments.entries.copy().items()):
         use = _use(kernel, index, parameters[index].mode if index < len(parameters) else ASSUMED)
         if type(about) is not Wrapper:
             accesses.append(about.access(use, site))

@@ -66,8 +66,8 @@ def leaked(first: int, lost: Lost) -> tuple[LiveRecord, ...]:
     A handle or a map of this library is to be ended by the program: at the end of that, no variable excuses it.
     """
     gc.collect()
-    left = [one for one in _wrapped.alive.values() if one.number > first and one.usable]
-    maps = [one for one in _mapped.everything.values() if one.number > first]
+    left = [one for one in _wrapped.alive.copy().values() if one.number > first and one.usable]
+    maps = [one for one in _mapped.everything.copy().values() if one.number > first]
     everything: list[Thing] = [*_ledger.entries(), *_ledger.open_maps()]
     own = [one for one in everything if one.number > first]
     at_end = not any(_outside(sys._getframe()))

@@ -233,7 +233,7 @@ def _owner_of(int_ptr: Any) -> str | None:
     entry = _ledger.owner_of(int_ptr) if isinstance(int_ptr, int) else None
     if entry is not None:
         return str(entry.site)
-    owners = [one for one in _wrapped.alive.values() if one.int_ptr == int_ptr and one.usable]
+    owners = [one for one in _wrapped.alive.copy().values() if one.int_ptr == int_ptr and one.usable]
     if not owners:
         return None
     return owners[0].site

@@ -34,10 +34,17 @@ def watch(entry: Map, array: Any = None) -> None:
     if array is None or not _cpython.can_watch_arrays or type(array) not in (np.ndarray, _cpython.watched_array):
         return
     if len(_watched) > _SLACK:
-        for number in [one for one, reference in _watched.items() if reference() is None]:
-            del _watched[number]
+        for number, reference in _watched.copy().items():  # which other threads, and finalizers, change
+            if reference() is None:
+                _forget(number)
     _watched[id(array)] = weakref.ref(array)
     _cpython.set_class(array, watched=True)
+
+
+def _forget(number: int) -> None:
+    gone = _watched.pop(number, None)
+    if gone is not None and gone() is not None:  # of a new array, at the same place in memory
+        _watched[number] = gone
 
 
 def watch_views(entry: Map, frame: types.FrameType | None) -> None:
@@ -75,7 +82,7 @@ def release(array: Any) -> None:
 
 def release_all() -> None:
     """Make all of them plain again."""
-    for reference in list(_watched.values()):
+    for reference in _watched.copy().values():
         array = reference()
         if array is not None:
             release(array)
