@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import pyopencl as cl
 import pytest
 
 import clmemlife as cml
+from clmemlife.diagnostics import interception
 from clmemlife.diagnostics.interception import _install
 
 mf, mapf = cl.mem_flags, cl.map_flags
@@ -58,3 +58,59 @@ def test_threads_that_keep_the_arrays_of_their_maps_go_on(context) -> None:
         errors = together(8, work)
     assert errors == []
     assert sanitizer.findings == ()
+
+
+def test_a_sanitizer_ends_while_other_threads_make_and_map_buffers(context) -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        queue = cl.CommandQueue(context)
+        while not done.is_set():
+            buffers = [cl.Buffer(context, mf.READ_WRITE, 64) for _ in range(20)]
+            arrays = [cl.enqueue_map_buffer(queue, one, mapf.READ, 0, (8,), np.int32)[0] for one in buffers]
+            for array in arrays:
+                array.base.release()
+            cl.MemoryObject.from_int_ptr(buffers[0].int_ptr, retain=True)
+        queue.finish()
+
+    def judge() -> None:
+        try:
+            for _ in range(3):
+                with cml.sanitize(hazards=False) as sanitizer:
+                    kept = [cl.Buffer(context, mf.READ_WRITE, 64) for _ in range(500)]
+                    assert len(sanitizer.leaks) <= 1000
+                    del kept
+        finally:
+            done.set()
+
+    roles = iter((judge, work, work))
+    assert together(3, lambda: next(roles)()) == []
+    assert _install._users == 0
+
+
+def test_pyopencl_is_put_back_if_the_judgement_fails(monkeypatch) -> None:
+    plain = cl.Buffer.get_sub_region
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no judgement")
+
+    sanitizer = cml.sanitize()
+    monkeypatch.setattr(interception, "leaked", fail)
+    sanitizer.start()
+    with pytest.raises(RuntimeError, match="no judgement"):
+        sanitizer.stop()
+    assert cl.Buffer.get_sub_region is plain
+    assert _install._users == 0
+    sanitizer.stop()
+
+
+def test_two_threads_may_stop_the_same_sanitizer() -> None:
+    plain = cl.Buffer.get_sub_region
+    for _ in range(5):
+        sanitizer = cml.sanitize()
+        sanitizer.start()
+        assert together(4, sanitizer.stop) == []
+        assert _install._users == 0
+    with cml.sanitize():
+        assert cl.Buffer.get_sub_region is not plain
+    assert cl.Buffer.get_sub_region is plain

@@ -143,39 +143,52 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
         RuntimeError
             It has begun already.
         """
-        if self._running:
-            raise RuntimeError("this sanitizer has begun already")
-        _install.install()
-        self._running = True
-        self._first = next(_ledger._numbers)
-        self._former = _wrapped.former
-        self._lost.start(self._first)
-        _faults.active = (*_faults.active, self._faults)
-        if self._checker is not None:
-            _journal.subscribe(self._checker)
-            self._knows = self._checker.has_waited_for
-            _watched.known_settled.append(self._knows)
+        with _install.lock:
+            if self._running:
+                raise RuntimeError("this sanitizer has begun already")
+            _install.install()
+            self._running = True
+            self._first = next(_ledger._numbers)
+            self._former = _wrapped.former
+            self._lost.start(self._first)
+            _faults.active = (*_faults.active, self._faults)
+            if self._checker is not None:
+                _journal.subscribe(self._checker)
+                self._knows = self._checker.has_waited_for
+                _watched.known_settled.append(self._knows)
 
     def stop(self) -> None:
-        """Look no more, judge what hangs on user events, and put PyOpenCL back, as leaving the block does."""
-        if not self._running:
+        """Look no more, judge what hangs on user events, and put PyOpenCL back, as leaving the block does.
+
+        Notes
+        -----
+        It may be called by any thread, and more than once: the first call does it, also if judging fails.
+        """
+        with _install.lock:
+            running, self._running = self._running, False
+        if not running:
             return
-        _copies.look_at_events(UNSEEN)
-        report_collected()  # before a collection of our own
-        gc.collect()
-        _leases.look_at_leases(UNSEEN)
-        if self._wants_leaks:
-            self._leaks = leaked(self._first, self._lost)
-        self._lost.stop()
-        self._running = False
-        _faults.active = tuple(one for one in _faults.active if one is not self._faults)
-        if self._checker is not None:
-            _journal.unsubscribe(self._checker)
-            if self._knows in _watched.known_settled:
-                _watched.known_settled.remove(self._knows)
-        _install.uninstall()
+        try:
+            _copies.look_at_events(UNSEEN)
+            report_collected()  # before a collection of our own
+            gc.collect()
+            _leases.look_at_leases(UNSEEN)
+            if self._wants_leaks:
+                self._leaks = leaked(self._first, self._lost)
+        finally:
+            self._end()
         if self._checker is not None:
             self._checker.close()
+
+    def _end(self) -> None:
+        with _install.lock:
+            self._lost.stop()
+            _faults.active = tuple(one for one in _faults.active if one is not self._faults)
+            if self._checker is not None:
+                _journal.unsubscribe(self._checker)
+                if self._knows in _watched.known_settled:
+                    _watched.known_settled.remove(self._knows)
+            _install.uninstall()
 
     def __enter__(self) -> sanitize:
         self.start()

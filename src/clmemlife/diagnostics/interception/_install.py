@@ -28,7 +28,7 @@ from . import (
 )
 from ._uses_of import ENTRIES
 
-_lock = threading.RLock()
+lock = threading.RLock()
 _users = 0
 _classes: list[tuple[type, str, Any]] = []
 _functions: list[tuple[str, Any, Any]] = []
@@ -39,7 +39,7 @@ _OURS = __name__.partition(".")[0]
 def install() -> None:
     """Hook, once for all scopes."""
     global _users
-    with _lock:
+    with lock:
         _users += 1
         if _users > 1:
             return
@@ -69,7 +69,7 @@ def install() -> None:
 def uninstall() -> None:
     """Put all back when the last scope has ended."""
     global _users
-    with _lock:
+    with lock:
         _users -= 1
         if not _users:
             _put_back()
