@@ -205,10 +205,12 @@ def test_a_program_is_told_in_the_order_of_its_calls(field, profiled, profiled2,
     for one in recorded.commands:
         assert (one.status, one.unseen, one.thread) == (0, 0, "MainThread")
         assert 0 <= one.called <= one.returned
+        assert one.site.startswith(__file__)
+        if one.kind == "migrate" and one.started is None:
+            continue  # NVIDIA's driver gives the times of another command
         assert one.queued <= one.submitted <= one.started <= one.ended
         assert one.called - one.queue.clock_error <= one.queued <= one.returned + one.queue.clock_error
         assert one.ended <= one.seen + one.queue.clock_error
-        assert one.site.startswith(__file__)
     assert [one.blocking for one in recorded.commands] == [False] * 5 + [True]
     (mapped,) = [one for one in recorded.events if one.kind == "map"]
     assert (mapped.name, mapped.nbytes, mapped.of) == ("field", SIZE, (2, 3))
