@@ -13,7 +13,7 @@ import pyopencl as cl
 import pytest
 
 import clmemlife as cml
-from clmemlife import HazardError, MapFlags, Mapping, MemHandle, UnorderedAccessError
+from clmemlife import HazardError, MapFlags, Mapping, MemHandle, UnorderedAccessError, _journal
 from clmemlife.diagnostics import _hooks
 
 pytestmark = pytest.mark.skipif(
@@ -25,6 +25,7 @@ HOOKED = [
     (cl.CommandQueue, "finish"),
     (cl.CommandQueue, "flush"),
     (cl.UserEvent, "set_status"),
+    (cl.Event, "set_callback"),
     (cl, "wait_for_events"),
     (cl, "enqueue_marker"),
     (cl, "enqueue_barrier"),
@@ -302,6 +303,42 @@ def test_waiting_for_what_only_the_host_could_let_go_is_an_error_instead_of_a_ha
             cml.enqueue_copy(queue, np.zeros(1024, np.int32), field)
         gate.set_status(0)
         gated.wait()
+
+
+class Opener:
+    """Sets a user event when the host begins to wait, after the checker has judged that wait."""
+
+    def __init__(self, gate: cl.UserEvent) -> None:
+        self.gate = gate
+
+    def host(self, record: Any) -> None:
+        if isinstance(record, _journal.HostWait) and not record.returned and self.gate is not None:
+            gate, self.gate = self.gate, None
+            gate.set_status(0)
+
+    def before(self, command: Any) -> None: ...
+
+    after = abandoned = before
+
+
+@pytest.mark.usefixtures("lonely")
+def test_a_callback_that_has_not_run_may_let_a_wait_go(
+    field: MemHandle, queue: cl.CommandQueue, queue2: cl.CommandQueue, context: cl.Context, gate: cl.UserEvent
+) -> None:
+    first = cl.UserEvent(context)
+    with cml.check_hazards():
+        event = cml.enqueue_fill(queue, field, ONE, wait_for=first)
+        event.set_callback(cl.command_execution_status.COMPLETE, lambda status: gate.set_status(0))
+        queue.flush()
+        opener = Opener(first)
+        _journal.subscribe(opener)
+        try:
+            cl.enqueue_marker(queue2, [gate]).wait()
+        finally:
+            _journal.unsubscribe(opener)
+    with pytest.raises(TypeError):
+        event.set_callback(0)
+    assert event.command_execution_status == 0
 
 
 def test_a_hook_that_the_driver_refuses_leaves_no_command_behind(

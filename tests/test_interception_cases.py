@@ -71,6 +71,31 @@ WRONG = {
         except Exception as error:
             assert "released at" in str(error)
     """,
+    "a released image is asked": """
+        form = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
+        i = cl.create_image(ctx, mf.READ_WRITE, form, (8, 8))
+        i.release()
+        for name in ("width", "height", "format", "row_pitch", "element_size", "buffer", "shape"):
+            try:
+                getattr(i, name) #: use_after_release
+                raise SystemExit(name)
+            except Exception as error:
+                assert type(error).__name__ == "ReleasedError", name
+    """,
+    "a clone has the arguments of its kernel": """
+        b = buffer()
+        inc.set_arg(0, b)
+        clone = inc.clone()
+        first = cl.enqueue_nd_range_kernel(q, clone, (N,), None)
+        q.flush()
+        cl.enqueue_nd_range_kernel(q2, inc.clone(), (N,), None).wait() #: read_after_write
+        first.wait()
+        b.release()
+        try:
+            cl.enqueue_nd_range_kernel(q, clone, (N,), None) #: argument_owner_gone
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+    """,
     "a released buffer is filled": """
         b = buffer()
         b.release()
@@ -350,6 +375,27 @@ WRONG = {
 }
 
 RIGHT = {
+    "a user event that a callback sets": """
+        gate, b, c = cl.UserEvent(ctx), buffer(), buffer()
+        lock = cl.UserEvent(ctx)
+        event = cl.enqueue_fill_buffer(q, b, np.int32(1), 0, 4 * N, wait_for=[lock])
+        event.set_callback(cl.command_execution_status.COMPLETE, lambda status: gate.set_status(0))
+        second = cl.enqueue_fill_buffer(q2, c, np.int32(1), 0, 4 * N, wait_for=[gate])
+        q.flush()
+        q2.flush()
+        lock.set_status(0)
+        second.wait()
+    """,
+    "a clone of a kernel": """
+        b, c = buffer(), buffer()
+        inc.set_arg(0, b)
+        clone = inc.clone()
+        clone.set_arg(0, c)
+        first = cl.enqueue_nd_range_kernel(q, inc, (N,), None)
+        b.release()
+        cl.enqueue_nd_range_kernel(q2, clone, (N,), None).wait()
+        first.wait()
+    """,
     "buffers, sub-buffers and their end": """
         b = buffer()
         part = b[0:1024]

@@ -146,6 +146,11 @@ listeners: tuple[Listener, ...] = ()
 _lock = threading.RLock()
 
 
+callbacks: set[object] = set()
+"""One for each callback of an event that was registered while somebody listened and has not returned: it runs in a
+thread that Python does not know, and may set a user event."""
+
+
 def subscribe(listener: Listener) -> None:
     global listeners
     with _lock:
@@ -162,6 +167,7 @@ def after_fork_in_child() -> None:
     """Forget who listens: the parent's readers may be locked by threads that are not in the child."""
     global _lock, listeners
     _lock, listeners = threading.RLock(), ()
+    callbacks.clear()
 
 
 def before(command: Command) -> None:

@@ -71,6 +71,7 @@ def _of_host() -> list[Hook]:
         (cl.CommandQueue, "flush", _flushes),
         (cl.Event, "command_queue", _gives_queue),
         (cl.UserEvent, "set_status", _sets),
+        (cl.Event, "set_callback", _registers),
         (cl, "wait_for_events", waits_for_all),
     ]
 
@@ -160,6 +161,29 @@ def _sets(original: Callable[..., Any]) -> Callable[..., Any]:
         _journal.host(_journal.UserEventSet(self))
 
     return set_status
+
+
+def _registers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_callback(self: cl.Event, *arguments: Any) -> Any:
+        if len(arguments) != 2 or not callable(arguments[1]):
+            return original(self, *arguments)  # which says what is wrong
+        when, function = arguments
+        token = object()
+
+        def notify(status: int) -> Any:
+            try:
+                return function(status)
+            finally:
+                _journal.callbacks.discard(token)
+
+        _journal.callbacks.add(token)
+        try:
+            return original(self, when, notify)
+        except BaseException:
+            _journal.callbacks.discard(token)
+            raise
+
+    return set_callback
 
 
 def _enqueues(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:

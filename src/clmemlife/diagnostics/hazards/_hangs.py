@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterable
 
+from ... import _journal
 from ._clocks import Node
 from ._findings import Finding, Party
 from ._order import Order
@@ -14,7 +15,7 @@ def endless(order: Order, node: Node, waiter: Party) -> list[Finding]:
     """Return the finding that the host is about to wait for what only the host itself could let go."""
     gated = next(iter(order.gates(node).values()), None)
     others = {*threading.enumerate()} - {threading.current_thread()} if gated is not None else set()
-    if gated is None or any(not thread.name.startswith("clmemlife-") for thread in others):
+    if gated is None or _journal.callbacks or any(not thread.name.startswith("clmemlife-") for thread in others):
         return []
     return [Finding("wait_cycle", waiter, Party.of(gated))]
 

@@ -125,6 +125,10 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
                 name,
                 (_methods.shows_address(value) if name == "int_ptr" else _methods.guarded_property(name, value)),
             )
+    for kind in filter(None, (cl.Image, getattr(cl, "Pipe", None))):  # theirs ask by functions of their own
+        for name, value in list(vars(kind).items()):
+            if isinstance(value, property):
+                yield kind, name, _methods.guarded_property(name, value)
     for kind, name in ((holder, "get_info"), (holder, "get_host_array"), (cl.Image, "get_image_info")):
         yield kind, name, _methods.guarded(name)(vars(kind)[name])
     hooks: list[tuple[Any, str, Callable[[Any], Any]]] = [
@@ -135,6 +139,7 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
         (cl.Buffer, "__getitem__", _methods.makes_part),
         (cl.Kernel, "_set_arg_multi", _launch.sets_many),
         (cl.Kernel, "set_arg", _launch.sets_one),
+        (cl.Kernel, "clone", _launch.clones),
         *[(getattr(cl._cl, name, None), "__call__", _methods.makes_block) for name in _ALLOCATORS],
         (getattr(cl._cl, "MemoryPool", None), "allocate", _methods.makes_block),
         *[(getattr(cl, "SVMAllocation", None), name, _methods.frees_svm) for name in ("release", "enqueue_release")],

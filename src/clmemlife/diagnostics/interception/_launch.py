@@ -120,13 +120,18 @@ def _use(kernel: Any, index: int, mode: str) -> str:
     """Return what a kernel does with an argument: by its qualifiers, else by its text."""
     if mode != ASSUMED:
         return mode
-    told: tuple[str, ...] | None = kernel.__dict__.get(_TEXT)
-    if told is None:
-        told = kernel.__dict__[_TEXT] = uses(_source(kernel), _kernel_args.name_of(kernel))
+    told = _told(kernel)
     use = told[index] if index < len(told) else UNCLEAR
     if use == UNCLEAR:
         _faults.unknown("an argument of which the kernel's text does not say whether it is written: taken as read")
     return use
+
+
+def _told(kernel: Any) -> tuple[str, ...]:
+    told: tuple[str, ...] | None = kernel.__dict__.get(_TEXT)
+    if told is None:
+        told = kernel.__dict__[_TEXT] = uses(_source(kernel), _kernel_args.name_of(kernel))
+    return told
 
 
 def _source(kernel: Any) -> str:
@@ -164,3 +169,19 @@ def sets_one(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, *arguments, **keywords)
 
     return set_arg
+
+
+def clones(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``clone``: the new kernel has the arguments of the old one."""
+
+    def clone(self: Any) -> Any:
+        known: Arguments | None = self.__dict__.get(ARGUMENTS)
+        made = original(self)
+        if _faults.active:
+            made.__dict__[_TEXT] = _told(self)
+            if known is not None:
+                mine = made.__dict__[ARGUMENTS] = Arguments()
+                mine.entries.update(known.entries)
+        return made
+
+    return clone
