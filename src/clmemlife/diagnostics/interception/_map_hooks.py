@@ -14,7 +14,7 @@ from ...exceptions import ClMemLifeError
 from . import _faults, _intercept, _mapped, _watched
 from ._intercept import bind, checked_waits, published, with_waits
 from ._places import caller
-from ._uses_of import Plan
+from ._uses_of import Bound, Plan
 
 _MAP_BUFFER = ["queue", "buf", "flags", "offset", "shape", "dtype", "order", "strides", "wait_for", "is_blocking"]
 _MAP_IMAGE = [
@@ -63,7 +63,7 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
         array = result[0]
         if image:
-            _check_pitch(entry, array, result[2], result[3])
+            _check_pitch(entry, bound, array, result[2], result[3])
         _mapped.opened(entry, array, result[1], blocking)
         if not blocking or entry.pitch is not None:
             _watched.watch(entry, array)
@@ -72,13 +72,44 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     return enqueue_map
 
 
-def _check_pitch(entry: _mapped.Map, array: Any, row: int, slice_: int) -> None:
-    for axis, pitch in ((array.ndim - 2, row), (array.ndim - 3, slice_)):
-        if axis >= 0 and pitch and array.shape[axis] > 1 and array.strides[axis] != pitch:
-            if array.flags.f_contiguous and not array.flags.c_contiguous:
-                continue
-            entry.pitch = array.strides[axis], pitch
+def _check_pitch(entry: _mapped.Map, bound: Bound, array: Any, row: int, slice_: int) -> None:
+    """Take note of wrong strides between the rows of a region, or between its slices, in the order that fits best."""
+    image = bound["img"]
+    width, height, depth = (*bound["region"], 1, 1)[:3]
+    line = width * image.element_size
+    if image.type == cl.mem_object_type.IMAGE1D_ARRAY:
+        row = slice_ or row
+    if (
+        row == line
+        and (depth == 1 or slice_ == row * height)
+        and (array.flags.c_contiguous or array.flags.f_contiguous)
+    ):
+        return
+    axes = [one for one in zip(array.shape, array.strides, strict=True) if one[0] > 1]
+    wrong = []
+    for inner_first in (axes[::-1], axes):
+        outer = _outside_lines(inner_first, array.itemsize, line)
+        wanted = [one for one in ((height, row), (depth, slice_)) if one[0] > 1]
+        if outer is None or [one[0] for one in outer] != [one[0] for one in wanted]:
+            continue  # which is no such order
+        pitches = [(is_, should) for (_, is_), (_, should) in zip(outer, wanted, strict=True) if is_ != should]
+        if not pitches:
             return
+        wrong.append(pitches[0])
+    if wrong:
+        entry.pitch = wrong[0]
+
+
+def _outside_lines(axes: list[tuple[int, int]], nbytes: int, line: int) -> list[tuple[int, int]] | None:
+    """Return the axes, the inner first, without those within a line of pixels; ``None`` where no axis ends with it."""
+    for number, (length, _) in enumerate(axes):
+        if nbytes >= line:
+            axes = axes[number:]
+            break
+        nbytes *= length
+    else:
+        axes = []
+    return axes if nbytes == line else None
 
 
 _UNMAP = Plan("unmap")

@@ -1,0 +1,81 @@
+"""`sanitize` and the arrays of maps: their strides where images have pitches, and what may be done with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+import clmemlife as cml
+from clmemlife.diagnostics.interception import _cpython
+
+mf, mapf = cl.mem_flags, cl.map_flags
+order, kind = cl.channel_order, cl.channel_type
+RGBA8, R32F = cl.ImageFormat(order.RGBA, kind.UNSIGNED_INT8), cl.ImageFormat(order.R, kind.FLOAT)
+
+pytestmark = pytest.mark.skipif(not _cpython.can_watch_arrays, reason="the class of an array cannot be changed here")
+
+
+def use(queue, image, origin, region, shape, dtype, strides=None) -> list[str]:
+    """Map a region with these strides ("row", "slice": its pitches), use it; return the kinds of what is found."""
+    with cml.sanitize(hazards=False) as sanitizer:
+        array, _, row, slice_ = cl.enqueue_map_image(queue, image, mapf.READ, origin, region, shape, dtype)
+        array.base.release(queue)
+        del array
+        if strides is not None:
+            words = {"row": row, "slice": slice_, "row/2": row // 2, "slice/2": slice_ // 2}
+            strides = tuple([words.get(one, one) for one in strides])
+        array, *_ = cl.enqueue_map_image(queue, image, mapf.READ, origin, region, shape, dtype, strides=strides)
+        array.sum()
+        array.base.release(queue)
+        del array
+        queue.finish()
+    return [one.kind for one in sanitizer.findings]
+
+
+@pytest.fixture
+def colours(context: cl.Context) -> cl.Image:
+    return cl.create_image(context, mf.READ_WRITE, RGBA8, shape=(64, 32))
+
+
+@pytest.fixture
+def greys(context: cl.Context) -> cl.Image:
+    return cl.create_image(context, mf.READ_WRITE, R32F, shape=(64, 32))
+
+
+@pytest.fixture
+def volume(context: cl.Context) -> cl.Image:
+    return cl.create_image(context, mf.READ_WRITE, RGBA8, shape=(64, 32, 4))
+
+
+def test_a_last_axis_of_channels_is_no_axis_of_pixels(queue, colours) -> None:
+    assert use(queue, colours, (0, 0), (64, 32), (32, 64, 4), np.uint8, ("row", 4, 1)) == []
+    assert use(queue, colours, (8, 4), (16, 8), (8, 16, 4), np.uint8, ("row", 4, 1)) == []
+    assert use(queue, colours, (8, 4), (16, 8), (8, 16, 4), np.uint8, ("row/2", 4, 1)) == ["wrong_map_strides"]
+    assert use(queue, colours, (8, 4), (16, 4), (4, 16, 4), np.uint8, ("row/2", 4, 1)) == ["wrong_map_strides"]
+    assert use(queue, colours, (8, 4), (16, 8), (8, 64), np.uint8, ("row", 1)) == []
+
+
+def test_the_first_axis_may_go_along_the_row(queue, greys) -> None:
+    assert use(queue, greys, (8, 4), (16, 8), (16, 8), np.float32, (4, "row")) == []
+    assert use(queue, greys, (8, 4), (16, 16), (16, 16), np.float32, (4, "row")) == []
+    assert use(queue, greys, (8, 4), (16, 16), (16, 16), np.float32, ("row", 4)) == []
+    assert use(queue, greys, (8, 4), (16, 8), (16, 8), np.float32, (4, "row/2")) == ["wrong_map_strides"]
+    assert use(queue, greys, (8, 4), (16, 16), (16, 16), np.float32, ("row/2", 4)) == ["wrong_map_strides"]
+
+
+def test_slices_and_rows_of_length_one_count_as_what_they_are(queue, greys, volume) -> None:
+    assert use(queue, greys, (8, 4), (16, 1), (1, 16), np.float32) == []
+    assert use(queue, greys, (8, 4), (1, 8), (8, 1), np.float32, ("row", 4)) == []
+    assert use(queue, greys, (8, 4), (16, 8), (1, 8, 16), np.float32, ("row", "row", 4)) == []
+    args = queue, volume, (8, 4, 1), (16, 8, 2)
+    assert use(*args, (2, 8, 16, 4), np.uint8, ("slice", "row", 4, 1)) == []
+    assert use(*args, (4, 16, 8, 2), np.uint8, (1, 4, "row", "slice")) == []
+    assert use(*args, (2, 8, 16, 4), np.uint8, ("slice/2", "row", 4, 1)) == ["wrong_map_strides"]
+    assert use(*args, (2, 8, 16, 4), np.uint8, ("slice", "row/2", 4, 1)) == ["wrong_map_strides"]
+
+
+def test_a_line_of_pixels_has_no_pitch(context, queue) -> None:
+    line = cl.create_image(context, mf.READ_WRITE, RGBA8, shape=(64,))
+    assert use(queue, line, (8,), (16,), (16, 4), np.uint8) == []
+    assert use(queue, line, (8,), (16,), (4, 16), np.uint8, (1, 4)) == []
