@@ -96,6 +96,16 @@ WRONG = {
         except Exception as error:
             assert type(error).__name__ == "ReleasedError"
     """,
+    "two buffers on the same host memory": """
+        import clmemlife as cml
+        host = cml.aligned_empty((2 * N,), np.int32, ctx)
+        whole = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=host)
+        part = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=host[N:])
+        first = inc(q, (2 * N,), None, whole)
+        q.flush()
+        inc(q2, (N,), None, part).wait() #: read_after_write
+        first.wait()
+    """,
     "a released buffer is filled": """
         b = buffer()
         b.release()
@@ -375,6 +385,20 @@ WRONG = {
 }
 
 RIGHT = {
+    "buffers on the same host memory, one after the other or apart": """
+        import clmemlife as cml
+        host = cml.aligned_empty((2 * N,), np.int32, ctx)
+        for _ in range(20):
+            left = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=host[:N])
+            right = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=host[N:])
+            whole = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=host)
+            events = [inc(q, (N,), None, left), inc(q2, (N,), None, right)]
+            q.flush()
+            q2.flush()
+            inc(q, (2 * N,), None, whole, wait_for=events).wait()
+            for b in (left, right, whole):
+                b.release()
+    """,
     "a user event that a callback sets": """
         gate, b, c = cl.UserEvent(ctx), buffer(), buffer()
         lock = cl.UserEvent(ctx)

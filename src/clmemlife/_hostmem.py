@@ -76,6 +76,11 @@ class _Registry:
             if place < len(self._claims) and self._claims[place][2] is claim:
                 del self._claims[place]
 
+    def clear(self) -> None:
+        """Forget all claims."""
+        with self._lock:
+            self._claims.clear()
+
     def _sweep(self) -> None:
         for _, _, claim in tuple(self._claims):
             if claim.dead:

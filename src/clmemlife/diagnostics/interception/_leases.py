@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from ... import _callbacks, _hostmem
 from . import _faults
 
 _get_info = cl.Event.get_info  # as it is without hooks
@@ -38,6 +39,8 @@ class _Lease:
 _HELD_HERE = 3  # by the watch, by `_Lease.owner`, by the call that asks
 _LOOKED_AT = 2  # by the name, by the call that asks
 leases: list[_Lease] = []
+memory = _hostmem._Registry()
+"""Which ``USE_HOST_PTR`` object lies where."""
 
 
 def remember_host(wrapper: Any, hostbuf: Any) -> None:
@@ -46,6 +49,25 @@ def remember_host(wrapper: Any, hostbuf: Any) -> None:
         wrapper.host = weakref.ref(hostbuf)
     except TypeError:
         wrapper.host = lambda: hostbuf
+    _share(wrapper, hostbuf)
+
+
+def _share(wrapper: Any, hostbuf: Any) -> None:
+    """Know that an object has the bytes of an older one, where both lie on the same host memory."""
+    watches = wrapper.shared.watch()
+    if watches is None:
+        return
+    try:
+        start = _hostmem.HostMemory(hostbuf).address
+    except (TypeError, ValueError):
+        return
+    claim = _hostmem._Claim(start, start + wrapper.size, "")
+    claim.root, claim.watch = wrapper.root, watches
+    _callbacks.poll()
+    older = memory.enter(claim, allow_alias=True)
+    if older is not None and older.root is not None:
+        number, offset = older.root.alias or (older.root.number, 0)
+        wrapper.root.alias = number, offset + start - older.start
 
 
 def owner_of(array: Any) -> Any:

@@ -78,7 +78,7 @@ class Wrapper:
         root = self.root
         return _journal.Access(
             root.number, self.offset + start, self.offset + stop, reads, writes, label=root.label, size=root.size,
-            site=self.site,
+            site=self.site, alias=root.alias,
         )  # fmt: skip
 
     def whole(self, mode: str) -> _journal.Access:
@@ -256,6 +256,7 @@ def forget_all() -> None:
     pools.clear()
     former = {}  # a scope that has ended still reads the old one
     _leases.leases.clear()
+    _leases.memory.clear()
     _shared.clear()
 
 
