@@ -781,6 +781,18 @@ def test_what_the_environment_has_recorded_is_told_at_exit(
     assert "  met 2 times\n" in done.stderr
 
 
+def test_a_forked_child_does_not_tell_what_its_parent_has_recorded(
+    run_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    fork = """
+    if not os.fork():
+        sys.exit(0)
+    assert os.wait()[1] == 0
+    """
+    done = run_process("import os, sys", PROGRAM, fork, CLMEMLIFE_CHECK="hazards:record")
+    assert (done.returncode, done.stderr.count("hazards were found")) == (0, 1), done.stderr
+
+
 @pytest.mark.parametrize("words", ["hazard", "hazards:rais", "leaks,hazards:warn:x", "true"])
 def test_a_word_that_the_environment_has_wrong_is_told(
     run_process: Callable[..., subprocess.CompletedProcess[str]], words: str

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -297,6 +298,36 @@ def test_a_missing_event_is_reported_with_both_lines(run):
     for number in (first, second):
         assert f"program.py:{number}" in done.stderr
     assert "program.py:" not in run(TWO_QUEUES, "--no-hazards", "--no-leaks").stderr
+
+
+HANGS = """
+import numpy as np
+import pyopencl as cl
+device = cl.get_platforms()[0].get_devices()[0]
+context = cl.Context([device])
+queue, gate = cl.CommandQueue(context), cl.UserEvent(context)
+buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4096)
+event = cl.enqueue_fill_buffer(queue, buffer, np.int32(1), 0, 4096, wait_for=[gate])
+event.wait()  # for ever
+"""
+
+
+def test_a_wait_without_an_end_is_told_before_it_begins(tmp_path):
+    (tmp_path / "program.py").write_text(HANGS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clmemlife", "run", "program.py"],
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        lines = [process.stderr.readline() for _ in range(2)]
+    finally:
+        process.kill()
+        process.communicate()
+        watchdog.cancel()
+    assert lines[0] == "clmemlife: wait cycle through a user event\n"
+    assert f"program.py:{line_of(HANGS, '# for ever')}) waits for the end of" in lines[1]
 
 
 def test_findings_are_reported_after_the_traceback_of_a_program_that_dies(run):

@@ -25,14 +25,17 @@ class Watch:
         self._scopes: list[Any] = []
         self._pid = os.getpid()
         self._inherited: dict[str, int] = {}
+        self._announced: set[str] = set()
         self._done = False
 
     def start(self) -> None:
         """Begin, and arrange for the end of this process and of those that are forked from it."""
         from . import _lifecycle  # noqa: F401 - its exit hook is to run after ours
+        from .diagnostics.hazards import _hangs
 
         wanted = self._wanted
         self._sanitizer.start()
+        _hangs.announce = self._warn_of_hang
         if wanted.chaos or wanted.serialize:
             from .diagnostics import chaos
 
@@ -63,6 +66,12 @@ class Watch:
             self._report()
         except Exception as error:
             say(f"clmemlife: the report failed ({type(error).__name__}: {error})")
+
+    def _warn_of_hang(self, found: Any) -> None:
+        """Say, once for each, that a wait has no end: no report may follow it."""
+        if found.key not in self._announced:
+            self._announced.add(found.key)
+            say(f"clmemlife: {found}")
 
     def _report(self) -> None:
         facts = self._sanitizer.as_dict()

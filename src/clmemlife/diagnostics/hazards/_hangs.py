@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from ... import _journal
 from ._clocks import Node
 from ._findings import Finding, Party
 from ._order import Order
+
+announce: Callable[[Finding], None] | None = None
+"""Told of a wait without an end before it begins: who waits in the driver may never come back to say so."""
 
 
 def endless(order: Order, node: Node, waiter: Party) -> list[Finding]:
@@ -17,7 +20,10 @@ def endless(order: Order, node: Node, waiter: Party) -> list[Finding]:
     others = {*threading.enumerate()} - {threading.current_thread()} if gated is not None else set()
     if gated is None or _journal.callbacks or any(not thread.name.startswith("clmemlife-") for thread in others):
         return []
-    return [Finding("wait_cycle", waiter, Party.of(gated))]
+    found = Finding("wait_cycle", waiter, Party.of(gated))
+    if announce is not None:
+        announce(found)
+    return [found]
 
 
 def unflushed(order: Order, node: Node, waits: Iterable[Hashable]) -> list[Finding]:

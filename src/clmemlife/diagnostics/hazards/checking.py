@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Collection, Iterable
 from types import TracebackType
@@ -78,10 +79,12 @@ def check_program(mode: Mode) -> None:
     """Check all that comes, until the interpreter exits; then tell what was only recorded."""
     scope = check_hazards(mode)
     scope.start()
-    atexit.register(_end_of_program, scope, mode)
+    atexit.register(_end_of_program, scope, mode, os.getpid())
 
 
-def _end_of_program(scope: check_hazards, mode: Mode) -> None:
+def _end_of_program(scope: check_hazards, mode: Mode, pid: int) -> None:
+    if os.getpid() != pid:  # forked: nobody listens here, and what was found is the parent's to tell
+        return
     scope.stop()
     if mode == "record" and scope.findings and sys.stderr is not None:
         found = "\n\n".join(f"{one}\n  met {one.count} times" for one in scope.findings)
