@@ -21,7 +21,8 @@ from ._places import outer_site, variables
 _HARMLESS = frozenset(
     """base shape strides dtype itemsize size nbytes ndim flags ctypes data view __class__ __array_interface__
     __array_struct__ __dict__ __doc__ __sizeof__ __array_priority__ __array_finalize__ __array_prepare__
-    __array_wrap__ __len__ __hash__ __init_subclass__ __dir__ __weakref__ __reduce__ __setstate__""".split()  # noqa: SIM905
+    __array_wrap__ __len__ __hash__ __init_subclass__ __dir__ __weakref__ __reduce__ __reduce_ex__
+    __setstate__""".split()  # noqa: SIM905
 )
 _NUMPY = str(np.__file__).removesuffix("__init__.py")
 _SLACK = 256
@@ -132,8 +133,8 @@ def used(array: Any, site: str) -> None:
 
 
 def settled(entry: Map) -> bool:
-    """Say whether the host has waited for a map, as far as the scopes know."""
-    entry.waited = any(knows(entry.event) for knows in known_settled)
+    """Say whether the host has waited for a map, as far as the scopes know; where none orders commands, it may have."""
+    entry.waited = not known_settled or any(knows(entry.event) for knows in known_settled)
     return entry.waited
 
 
@@ -172,16 +173,38 @@ def _plain(value: Any) -> Any:
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
     site = _site()
-    for one in (*inputs, *keywords.get("out", ())):
+    given = keywords.get("out", ())
+    for one in (*inputs, *given):
         if type(one) is _cpython.watched_array:
             used(one, site)
-    out = keywords.get("out")
-    if out is not None:
-        keywords["out"] = tuple(_plain(one) for one in out)
+    keywords = {name: _plain(value) for name, value in keywords.items()}
+    if given:
+        keywords["out"] = tuple(_plain(one) for one in given)
     result = getattr(ufunc, method)(*map(_plain, inputs), **keywords)
-    if out is not None and len(out) == 1 and result is keywords["out"][0]:
-        return out[0]
-    return result
+    if not given or result is None:
+        return result
+    made = result if type(result) is tuple else (result,)
+    theirs = tuple(one if mine is None else mine for one, mine in zip(made, given, strict=True))
+    return theirs if type(result) is tuple else theirs[0]
+
+
+def _finalize(self: Any, _: Any) -> None:
+    """Make an array that comes of a watched one plain: what it shows was reported when it was made."""
+    _cpython.set_class(self, watched=False)
+
+
+def _view(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Make a view, which is no use of the memory yet: so it is watched too."""
+    made = np.ndarray.view(self, *arguments, **keywords)
+    entry = map_of(self)
+    if entry is not None and np.ndarray not in (*arguments, *keywords.values()):
+        watch(entry, made)
+    return made
+
+
+def _reduce(self: Any, *arguments: Any) -> Any:
+    used(self, _site())
+    return np.ndarray.view(self, np.ndarray).__reduce_ex__(*(arguments or (2,)))
 
 
 def _array_function(self: Any, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
@@ -202,7 +225,8 @@ def _prepare(kind: type) -> None:
         setattr(kind, name, _special(name))
     made: dict[str, Any] = {
         "__getattribute__": _getattribute, "__array_ufunc__": _array_ufunc, "__array_function__": _array_function,
-        "__repr__": _text, "__module__": "numpy",
+        "__repr__": _text, "__module__": "numpy", "__array_finalize__": _finalize, "view": _view, "__reduce__": _reduce,
+        "__reduce_ex__": _reduce,
     }  # fmt: skip
     for name, value in made.items():
         setattr(kind, name, value)
