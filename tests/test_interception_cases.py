@@ -304,6 +304,23 @@ WRONG = {
         gate.set_status(0)
         done.wait()
     """,
+    "shared virtual memory is used after its end": """
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        inc.set_arg(0, memory)
+        cl.enqueue_nd_range_kernel(q, inc, (N,), None).wait()
+        memory.release()
+        uses = [
+            lambda: cl.enqueue_nd_range_kernel(q, inc, (N,), None), #: use_after_release
+            lambda: inc(q, (N,), None, memory), #: use_after_release
+            lambda: cl.enqueue_svm_memfill(q, memory, np.int32(0)), #: use_after_release
+        ]
+        for use in uses:
+            try:
+                use()
+                raise SystemExit("it went through")
+            except Exception as error:
+                assert type(error).__name__ == "ReleasedError"
+    """,
     "misaligned host memory": """
         raw = np.zeros(4 * N + 512, np.uint8)
         begin = -raw.ctypes.data % 128 + 1

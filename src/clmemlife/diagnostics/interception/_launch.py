@@ -54,7 +54,7 @@ def note_argument(kernel: Any, index: int, value: Any) -> None:
         what = f"argument {index} of kernel {_kernel_args.name_of(kernel)!r}"
         about = usable(value, outer_site(sys._getframe(2)), what)
     elif isinstance(value, cl.SVMPointer):
-        about = _svm.range_of(value)
+        about = _svm.range_of(value, outer_site(sys._getframe(2)))
         if about is None:
             _faults.unknown("an argument in shared virtual memory whose allocation was not seen")
     elif arguments.entries.pop(index, None) is None:
@@ -73,7 +73,9 @@ def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Acce
     if arguments is None:
         return name, (), ()
     for index, (about, where) in arguments.entries.copy().items():
-        if type(about) is Wrapper and about.released is not None:
+        if type(about) is not Wrapper:
+            about.area.check(site)
+        elif about.released is not None:
             _check_owner(name, index, about, where, site)
     if arguments.accesses is None:
         _describe(kernel, arguments, site)

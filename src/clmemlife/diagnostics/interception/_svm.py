@@ -6,7 +6,10 @@ import threading
 from bisect import bisect_right
 from typing import Any
 
+import pyopencl as cl
+
 from ... import _journal, _ledger
+from ...exceptions import ReleasedError
 from . import _faults
 from ._places import KEY, Tripwire
 
@@ -18,12 +21,21 @@ _areas: dict[int, Area] = {}
 class Area:
     """One allocation."""
 
-    __slots__ = ("freed", "root", "site", "size", "start")
+    __slots__ = ("freed", "pooled", "root", "site", "size", "start")
 
-    def __init__(self, start: int, size: int, site: str) -> None:
-        self.start, self.size, self.site = start, size, site
+    def __init__(self, start: int, size: int, site: str, *, pooled: bool) -> None:
+        self.start, self.size, self.site, self.pooled = start, size, site, pooled
         self.freed: str | None = None
         self.root = _ledger.Root(start, size, None, site)
+
+    def check(self, site: str) -> None:
+        """Report a use after the end, which most drivers answer with a crash."""
+        if self.freed is not None:
+            _faults.report(
+                "use_after_release", f"shared virtual memory is used that was freed at {self.freed}", site, self.freed,
+                thing=f"SVM of {self.size} bytes, allocated at {self.site}", remedy="Free it after its last use.",
+                error=ReleasedError, fatal=not self.pooled,
+            )  # fmt: skip
 
 
 class Range:
@@ -37,11 +49,7 @@ class Range:
     def access(self, mode: str, site: str, size: int | None = None) -> _journal.Access:
         """Return the use of these bytes: "read", "write", "update" or, taken as read, "unclear"."""
         area = self.area
-        if area.freed is not None:
-            _faults.report(
-                "use_after_release", f"shared virtual memory is used that was freed at {area.freed}", site, area.freed,
-                thing=f"SVM of {area.size} bytes, allocated at {area.site}", remedy="Free it after its last use.",
-            )  # fmt: skip
+        area.check(site)
         start = self.start - area.start
         stop = start + (self.size if size is None else size)
         return _journal.Access(
@@ -55,7 +63,7 @@ def allocated(memory: Any, site: str) -> None:
     start, size = memory.svm_ptr, memory.size
     if not size:
         return
-    area = Area(start, size, site)
+    area = Area(start, size, site, pooled=not isinstance(memory, cl.SVMAllocation))
     with _lock:
         if start not in _areas:
             _starts.insert(bisect_right(_starts, start), start)
@@ -75,10 +83,12 @@ def freed(area: Area, site: str) -> None:
     _journal.host(_journal.Released(area.root.number))
 
 
-def range_of(pointer: Any) -> Range | None:
+def range_of(pointer: Any, site: str) -> Range | None:
     """Return the part of an allocation that a pointer of PyOpenCL stands for, if that was seen."""
-    start, size = pointer.svm_ptr, pointer.size
     tripwire = getattr(pointer, KEY, None)
+    if tripwire is not None:
+        tripwire.about.check(site)
+    start, size = pointer.svm_ptr, pointer.size
     if tripwire is not None:
         return Range(tripwire.about, start, size)
     with _lock:
@@ -91,7 +101,7 @@ def range_of(pointer: Any) -> Range | None:
 
 def access(pointer: Any, site: str, *, reads: bool, writes: bool, size: int | None = None) -> _journal.Access | None:
     """Return the use of what a pointer stands for, ``None`` where that is not known."""
-    part = range_of(pointer)
+    part = range_of(pointer, site)
     return (
         None if part is None else part.access("read" if not writes else "write" if not reads else "update", site, size)
     )
