@@ -49,6 +49,7 @@ def draw(snapshot: Snapshot, path: str | os.PathLike[str] | None, axes: Any) -> 
     if axes is None:
         inches = _ROW * height + 0.5
         figure = _module("matplotlib.figure").Figure((_WIDTH, inches + 1.9), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.22)  # the font of an SVG's reader may be wider
         upper, lower = figure.subplots(2, sharex=True, height_ratios=[inches, 1.0])
     else:
         upper, lower = (*axes, None)[:2] if hasattr(axes, "__iter__") else (axes, None)
