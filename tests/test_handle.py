@@ -849,6 +849,7 @@ def test_an_origin_that_only_some_devices_take_is_refused_where_it_is_used(conte
     actual = limits.alignments[queue.device.int_ptr]
     strict = dict.fromkeys(limits.alignments, actual) | {queue.device.int_ptr: 2 * actual, -1: actual}
     monkeypatch.setattr(limits, "alignments", strict)
+    monkeypatch.setattr(_limits, "context_limits", lambda context: limits)  # also of another object for the context
     with (
         MemHandle.create_buffer(context, 4 * actual, label="field") as root,
         root.sub_buffer(actual, actual, label="part") as child,
