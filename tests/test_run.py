@@ -237,11 +237,17 @@ def test_pyopencl_is_what_it_is_and_may_be_looked_for_first(run):
     assert done.stdout == "_frozen_importlib_external.SourceFileLoader True\n[]\nTrue\n", done.stderr
 
 
-def test_a_program_whose_path_does_not_lead_to_us_is_watched_too(run):
-    code = (
-        "import sys, os\nsys.path[:] = [one for one in sys.path if not os.path.isdir(os.path.join(one, 'clmemlife'))]"
-    )
+def test_a_program_whose_path_does_not_lead_to_us_is_watched_too(run, tmp_path):
     here = os.path.dirname(os.path.dirname(os.path.abspath(_run.__file__)))
+    elsewhere = tmp_path / "elsewhere"  # what else may lie where we do
+    elsewhere.mkdir()
+    for name in os.listdir(here):
+        if not name.startswith(("clmemlife", "__pycache__")):
+            (elsewhere / name).symlink_to(os.path.join(here, name))
+    code = f"""
+import sys, os
+sys.path[:] = [{str(elsewhere)!r} if os.path.isdir(os.path.join(one, "clmemlife")) else one for one in sys.path]
+"""
     done = run(code + TWO_QUEUES, PYTHONPATH=os.pathsep.join([here, *sys.path]))
     assert "1 finding" in done.stderr, done.stderr
 

@@ -113,8 +113,11 @@ def begin(first: bool) -> None:
 def say(text: str) -> None:
     """Write to standard error, whatever the program made of its name; where there is none, to nobody."""
     with suppress(Exception):
-        sys.__stderr__.write(text.rstrip("\n") + "\n")  # type: ignore[union-attr]
-        sys.__stderr__.flush()  # type: ignore[union-attr]
+        stream: Any = sys.__stderr__
+        stream.flush()
+        rest = (text.rstrip("\n") + "\n").encode(stream.encoding, "backslashreplace")
+        while rest:  # not through the stream: what that could not write would end the program with another exit code
+            rest = rest[os.write(stream.fileno(), rest) :]
 
 
 def append_line(path: str, line: str) -> None:
