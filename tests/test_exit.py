@@ -383,6 +383,35 @@ else:
     assert seconds < LIMIT_SECONDS
 
 
+EARLY = """
+import gc, os
+os.register_at_fork(after_in_child=lambda: [[] for _ in range(2000)])  # before the library's own
+import pyopencl as cl, clmemlife as cml
+context = cl.Context(cl.get_platforms()[0].get_devices()[:1]); queue = cl.CommandQueue(context)
+handle = cml.MemHandle.create_buffer(context, 4096)
+gc.disable()
+class Holder: pass
+holder = Holder(); holder.itself = holder
+holder.mapping = cml.Mapping(queue, handle, cml.MapFlags.WRITE); inner = holder.mapping._open
+queue.finish()
+del holder
+gc.set_threshold(1, 1, 1)
+os.register_at_fork(before=gc.enable)  # before the library's own, which comes in the way of that
+pid = os.fork()
+if pid == 0:
+    os.write(1, str(inner.ended).encode())
+    os._exit(0)
+gc.set_threshold(700)
+os.waitpid(pid, 0)
+"""
+
+
+@needs_fork
+def test_a_collection_in_the_middle_of_a_fork_does_not_end_maps_of_the_parent():
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "inherited by fork", done.stderr
+
+
 @needs_fork
 def test_the_parent_is_not_affected_by_what_a_child_does(python):
     done, _ = python(

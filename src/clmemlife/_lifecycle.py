@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -47,6 +48,24 @@ def close() -> None:
         if int_ptr is not None:
             give_back(int_ptr, handle._entry)  # nothing can be said to anybody
     _callbacks.drain(max(0.25, deadline - time.monotonic()), final=True)
+
+
+_collecting = False
+
+
+def _before_fork() -> None:
+    """Keep the collector from handles and maps until the child knows that they are its parent's."""
+    global _collecting
+    if gc.isenabled():
+        _collecting = True
+        gc.disable()
+
+
+def _after_fork() -> None:
+    global _collecting
+    if _collecting:
+        _collecting = False
+        gc.enable()
 
 
 def _after_fork_in_child() -> None:
@@ -105,4 +124,5 @@ def _check_as_told() -> None:
 atexit.register(close)
 _check_as_told()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork)
