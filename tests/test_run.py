@@ -511,9 +511,9 @@ print(right)
 
 def test_chaos_shows_a_missing_event_and_serializing_hides_it(run, free_devices):
     latent = LATENT if free_devices[0] != free_devices[1] else LATENT.replace("devices[-1]", "devices[0]")
-    shown = [run(latent, "--chaos", seed, "--no-hazards", "--no-leaks") for seed in ("4:50", "5:50", "6:50")]
-    assert all(one.returncode == 0 for one in shown), shown
-    assert min(int(one.stdout) for one in shown) <= 1  # on a busy machine not under each seed
+    wrong = run(latent, "--chaos", "4:200", "--no-hazards", "--no-leaks")  # long, for a busy machine
+    assert wrong.returncode == 0, wrong.stderr
+    assert int(wrong.stdout) <= 1
     assert run(latent, "--serialize").stdout == "4\n"
     assert "write" in run(latent, "--chaos", "4:50").stderr
 
