@@ -232,6 +232,25 @@ def test_an_interrupt_between_two_notices_loses_none(driver: FakeDriver, dispatc
     assert seen == [INFO] * 3
 
 
+def test_a_finalizer_in_the_middle_of_a_read_does_not_wait_for_the_read(
+    driver: FakeDriver, dispatcher: _callbacks._Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.notices._reader.enabled = False
+    monkeypatch.setattr(_callbacks, "_IN_HAND_SECONDS", 3600.0)
+    watch = _callbacks.watch(0x1000, INFO)
+    read, seen = _opencl.read_pipe, []
+
+    def read_with_a_finalizer(*arguments: int) -> bytes:
+        seen.append(_callbacks.catch_up())
+        return read(*arguments)
+
+    monkeypatch.setattr(_opencl, "read_pipe", read_with_a_finalizer)
+    driver.destroy(0x1000)
+    assert _callbacks.catch_up() == 1
+    assert seen == [0]
+    assert watch.dead
+
+
 # Leases
 
 

@@ -6,7 +6,10 @@ import array
 import gc
 import mmap
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pyopencl as cl
@@ -20,7 +23,9 @@ from clmemlife import (
     MemFlags,
     MemHandle,
     ZeroCopyWarning,
+    _callbacks,
     _hostmem,
+    _opencl,
     aligned_empty,
 )
 
@@ -321,7 +326,51 @@ def test_memory_is_free_again_after_release(context, host, wait):
     for _ in range(3):
         with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
             pass
-        wait(lambda: cml.statistics().leased_bytes == 0, "the lease ends")
+    wait(lambda: cml.statistics().leased_bytes == 0, "the lease ends")
+
+
+@contextmanager
+def slow_reader(seconds: float) -> Iterator[None]:
+    """Let another thread have all notices in hand, not yet passed on, for so long from the end of the block on."""
+    streams = list(_callbacks._dispatcher.notices.streams)
+    for stream in streams:
+        stream._reading.acquire()
+    yield
+    timer = threading.Timer(seconds, lambda: [stream._reading.release() for stream in streams])
+    timer.start()
+
+
+def test_memory_is_free_again_at_once_though_another_thread_has_the_notice_in_hand(context, host):
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
+    before = cml.statistics().leased_bytes
+    with slow_reader(0.1), MemHandle.create_buffer(context, flags=USE, hostbuf=host, allow_alias=True):
+        pass
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host[:64]):
+        assert cml.statistics().leased_bytes - before == host[:64].nbytes
+
+
+def test_memory_is_free_again_at_once_where_the_driver_tells_late(context, host, monkeypatch):
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
+    late = time.monotonic() + 0.1
+    read = _opencl.read_pipe
+    monkeypatch.setattr(_opencl, "read_pipe", lambda *args: read(*args) if time.monotonic() > late else b"")
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
+
+
+def test_memory_that_a_queued_command_still_uses_is_refused_with_its_reason(context, queue, gate, host):
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host, label="first") as first:
+        event = cml.enqueue_fill(queue, first, np.int32(1), wait_for=gate)
+        queue.flush()
+    with pytest.raises(HostAliasError, match=r"'first' .* was released but is still in use") as caught:
+        MemHandle.create_buffer(context, flags=USE, hostbuf=host)
+    assert "still alive" not in str(caught.value)
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    event.wait()
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
 
 
 def test_memory_stays_in_use_while_a_sub_buffer_lives(context, host, wait):

@@ -25,7 +25,11 @@ from typing import NamedTuple
 from ._notices import Notices
 from ._runner import Runner, report_failure
 
-__all__ = ["ObjectInfo", "Watch", "after_fork_in_child", "drain", "leased_bytes", "outstanding", "poll", "watch"]
+__all__ = [
+    "ObjectInfo", "Watch", "after_fork_in_child", "catch_up", "drain", "leased_bytes", "outstanding", "poll", "watch",
+]  # fmt: skip
+
+_IN_HAND_SECONDS = 1.0  # a thread that reads needs far less, but may have to wait for a processor
 
 after_callback: Callable[[], None] | None = None
 """Called on the callback thread after each callback, to flush what it enqueued."""
@@ -191,6 +195,11 @@ def poll(timeout_seconds: float = 0.0) -> int:
     leases and callbacks go to their threads.
     """
     return _dispatcher.notices.read(timeout_seconds)
+
+
+def catch_up() -> int:
+    """Pass on the notices written so far, also those that another thread has in hand just now; return how many."""
+    return poll(_IN_HAND_SECONDS)
 
 
 def leased_bytes() -> int:

@@ -39,7 +39,7 @@ def find(int_ptr: int) -> Root | None:
         return root
     if int_ptr not in _kept:
         return None
-    _callbacks.poll(0.1)  # what the reader has in hand must be known here
+    _callbacks.catch_up()
     one = _kept.get(int_ptr)
     return None if one is None or one[1].dead else one[0]
 
@@ -68,7 +68,7 @@ def keep(root: Root, *, alive: bool) -> bool:
 
 def watch_of(root: Root) -> _callbacks.Watch | None:
     """Return the registration for the destruction of an object that `known` was asked for."""
-    _callbacks.poll(0.1)
+    _callbacks.catch_up()
     entry = _kept.get(root.int_ptr)
     return entry[1] if entry is not None and entry[0] is root else None
 

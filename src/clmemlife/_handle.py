@@ -94,7 +94,8 @@ class MemHandle(Reference):
 
         Notes
         -----
-        OpenCL specification: ``clCreateBuffer``. Does not block.
+        Does not block, but for half a second at most where the memory of `hostbuf` is that of a released object whose
+        end the driver has not told yet. OpenCL specification: ``clCreateBuffer``.
         """
         _check_order(size, flags)
         flags = check_flags(flags)
@@ -160,7 +161,7 @@ class MemHandle(Reference):
 
         Notes
         -----
-        OpenCL specification: ``clCreateImage``. Does not block.
+        Blocks as `create_buffer` does. OpenCL specification: ``clCreateImage``.
         """
         flags = check_flags(flags)
         limits = _limits.context_limits(context)

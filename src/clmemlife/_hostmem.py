@@ -6,13 +6,14 @@ import itertools
 import math
 import operator
 import threading
+import time
 from bisect import bisect_left, insort
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
-from . import _callbacks, _ledger, _limits
+from . import _callbacks, _inflight, _ledger, _limits
 from ._site import describe, warn_at
 from .exceptions import AlignmentError, HostAliasError, ZeroCopyWarning
 from .flags import MemFlags
@@ -20,6 +21,7 @@ from .flags import MemFlags
 __all__ = ["aligned_empty"]
 
 _PAGE = 4096
+_LATE_SECONDS = 0.5  # drivers may destroy an object, or say so, on a thread of their own
 _USES = MemFlags.USE_HOST_PTR | MemFlags.COPY_HOST_PTR
 _USES_BITS = _USES.value
 
@@ -38,6 +40,26 @@ class _Claim:
     @property
     def dead(self) -> bool:
         return self.watch is not None and self.watch.dead
+
+    @property
+    def released(self) -> bool:
+        """Whether nobody here holds the object any more: the driver will say that it is gone."""
+        return self.root is not None and not _ledger.in_use(self.root)
+
+    @property
+    def state(self) -> str:
+        if self.released:
+            return "was released but is still in use (by a queued command, or through another reference)"
+        return "is still alive"
+
+    def ends(self) -> bool:
+        """Wait for the driver's word on an object that was released, a moment long; return whether it came."""
+        deadline = time.monotonic() + _LATE_SECONDS
+        while not self.dead and self.released and time.monotonic() < deadline:
+            _inflight.sweep()
+            _callbacks.catch_up()
+            time.sleep(0.001)
+        return self.dead
 
 
 class _Registry:
@@ -126,14 +148,16 @@ class HostMemory:
         text = f"host memory at {self.address:#x} for {describe(label, size, site)}"
         if not self.element_aligned:
             raise AlignmentError(f"{text} is not even aligned for its own elements; see clmemlife.aligned_empty")
-        _callbacks.poll()
+        _callbacks.catch_up()
         claim = _Claim(self.address, self.address + size, describe(label, size, site))
-        self._shares = _registry.enter(claim, allow_alias)
-        if self._shares is not None and not allow_alias:
-            raise HostAliasError(
-                f"{text} overlaps the host memory of {self._shares.text}, which is still alive; results would depend "
-                "on timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
-            )
+        self._shares = other = _registry.enter(claim, allow_alias)
+        while other is not None and not allow_alias:
+            if not other.ends():
+                raise HostAliasError(
+                    f"{text} overlaps the host memory of {other.text}, which {other.state}; results would depend on "
+                    "timing. Release that one first, use sub-buffers, or pass allow_alias=True to insist"
+                )
+            self._shares = other = _registry.enter(claim, allow_alias)
         self._claim = claim
         try:
             self._check_alignment(text, context, site, require_zero_copy)

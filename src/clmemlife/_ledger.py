@@ -112,6 +112,13 @@ def find_root(int_ptr: int) -> Root | None:
     return _roots.get(int_ptr)
 
 
+def in_use(root: Root) -> bool:
+    """Say whether a handle or map of ours is on an object."""
+    with _lock:
+        _finish_removals()
+        return root.users > 0
+
+
 def owner_of(int_ptr: int) -> Entry | None:
     """Return the entry of a live handle of the object at `int_ptr`, if there is one."""
     with _lock:

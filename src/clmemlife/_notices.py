@@ -92,6 +92,7 @@ class _Stream:
             raise
         self.pending: dict[int, Waiting] = {}
         self._reading = threading.Lock()
+        self._reader = 0
         self._rest = b""
         self._unread: deque[int] = deque()
 
@@ -106,10 +107,15 @@ class _Stream:
         return True
 
     def read(self, timeout_seconds: float) -> int:
-        """Pass on what has been written; return how many; 0 where another reader does not let go in time."""
-        if not self._reading.acquire(timeout=timeout_seconds):
+        """Pass on what has been written; return how many; 0 where another reader does not let go in time.
+
+        A finalizer that comes in between finds the reader below it, for which it must not wait.
+        """
+        this = threading.get_ident()
+        if self._reader == this or not self._reading.acquire(timeout=timeout_seconds):
             return 0
         try:
+            self._reader = this
             found = 0
             size = _READ_BYTES
             while size == _READ_BYTES:  # less is all there was
@@ -122,6 +128,7 @@ class _Stream:
                 found += self._pass_on()
             return found
         finally:
+            self._reader = 0
             self._reading.release()
 
     def _pass_on(self) -> int:

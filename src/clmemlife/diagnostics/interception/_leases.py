@@ -63,7 +63,7 @@ def _share(wrapper: Any, hostbuf: Any) -> None:
         return
     claim = _hostmem._Claim(start, start + wrapper.size, "")
     claim.root, claim.watch = wrapper.root, watches
-    _callbacks.poll()
+    _callbacks.catch_up()
     older = memory.enter(claim, allow_alias=True)
     if older is not None and older.root is not None:
         number, offset = older.root.alias or (older.root.number, 0)

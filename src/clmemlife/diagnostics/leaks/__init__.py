@@ -129,7 +129,7 @@ def statistics() -> Statistics:
     -----
     Does not block, any thread.
     """
-    _callbacks.poll()
+    _callbacks.catch_up()
     _ledger.open_maps()  # removals that were queued are done by whoever comes next
     pending = {}
     for mem in used_by_commands():
