@@ -169,6 +169,16 @@ def test_every_way_to_pass_a_buffer_passes_the_whole_buffer(
     assert (read(queue, field) == 3).all()
 
 
+@pytest.mark.parametrize("declare", [In, Out, InOut])
+def test_a_declaration_that_is_called_wrongly_is_named(field: MemHandle, declare: Callable[..., Any]) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{declare.__name__}\.__init__\(\) got an unexpected keyword argument 'start'"
+    ):
+        declare(field, start=0)
+    with pytest.raises(ValueError, match=f"^{declare.__name__}: bytes"):
+        declare(field, offset=-1)
+
+
 def test_a_sub_buffer_starts_at_its_origin(queue: cl.CommandQueue, kernel: MakeKernel, field: MemHandle) -> None:
     cml.enqueue_fill(queue, field, np.int32(0))
     with field.sub_buffer(512, 128) as part:

@@ -12,7 +12,7 @@ import pytest
 
 import clmemlife as cml
 from clmemlife.diagnostics import interception
-from clmemlife.diagnostics.interception import _install
+from clmemlife.diagnostics.interception import _install, _mapped
 
 mf, mapf = cl.mem_flags, cl.map_flags
 
@@ -57,6 +57,31 @@ def test_threads_that_keep_the_arrays_of_their_maps_go_on(context) -> None:
     with cml.sanitize(hazards=False) as sanitizer:
         errors = together(8, work)
     assert errors == []
+    assert sanitizer.findings == ()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_map_is_lost_or_left_where_threads_map_and_release_the_same_buffer(context, queue, shared) -> None:
+    buffer = cl.Buffer(context, mf.READ_WRITE, 16 * 64)
+    places = iter(range(16))
+
+    def work() -> None:
+        own, place = queue if shared else cl.CommandQueue(context), 64 * next(places)
+        for _ in range(100):
+            array, _ = cl.enqueue_map_buffer(own, buffer, mapf.WRITE, place, (16,), np.int32)
+            number = _mapped.mapped_by(array.base).number
+            if not any(one.number == number for one in _mapped.open_maps[root]):
+                raise AssertionError("an open map is not known")
+            array.base.release(own)
+        own.finish()
+
+    with cml.sanitize(hazards=False) as sanitizer:
+        kept, _ = cl.enqueue_map_buffer(queue, buffer, mapf.READ, 0, (1,), np.int32)
+        (root,) = _mapped.open_maps
+        kept.base.release(queue)
+        assert together(16, work) == []
+        assert _mapped.open_maps == {}
+        assert _mapped.everything == {}
     assert sanitizer.findings == ()
 
 

@@ -41,6 +41,28 @@ def test_what_a_body_does_with_a_pointer(body: str) -> None:
     assert uses(source, "k")[1] == BODIES[body]
 
 
+MACROS = {
+    "#define IDX(x) ((x) * 2)\n y[0] = x[IDX(3)];": "read",
+    "#define IDX(x) ((x) * 2)\n y[IDX(1)] = (IDX(2)) * x[IDX(3)];": "read",
+    "#define IDX(x, y) \\\n ((x) * \\\n 2 + y)\n x[IDX(3, 1)] = y[0];": "write",
+    "#define NOTHING() 3\n y[NOTHING()] = x[0];": "read",
+    "#define IDX (x)\n y[0] = x[IDX - x];": "unclear",
+    "#define PUT(i) x[i] = 1\n PUT(0);": "unclear",
+    "#define PUT(i) \\\n x[i] = 1\n PUT(0);": "unclear",
+    "#define SET(x, v) x = v\n SET(x[0], 3);": "unclear",
+    "#define SET(a, v) a = v\n SET(((x[0])), 3);": "unclear",
+    "#define SET(a, v) a = v\n#define DO SET\n DO (x[0], (3));": "unclear",
+    "#define SET(a, v) a = v\n global int *z = x + 4; SET(z[0], 3);": "unclear",
+    "#define PASTE(i, x) i##x[0] = 1\n PASTE(, x);": "unclear",
+}
+
+
+@pytest.mark.parametrize("text", list(MACROS))
+def test_the_parameters_of_a_macro_are_not_those_of_the_kernel(text: str) -> None:
+    macros, _, body = text.rpartition("\n")
+    assert uses(f"{macros}\n__kernel void k(__global int *y, __global int *x) {{ {body} }}", "k")[1] == MACROS[text]
+
+
 def test_a_kernel_that_is_not_there_once_says_nothing() -> None:
     assert uses("kernel void other(global int *x) {}", "k") == ()
     assert uses("kernel void k(global int *x) {} kernel void k(global int *x, int y) {}", "k") == ()

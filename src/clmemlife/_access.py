@@ -110,17 +110,26 @@ class In(Declared):
     __slots__ = ()
     reads, writes = True, False
 
+    def __init__(self, mem: MemHandle | cl.MemoryObject, offset: int = 0, size: int | None = None) -> None:
+        super().__init__(mem, offset, size)  # by a name of its own in the message of a call that is wrong
+
 
 class Out(Declared):
     __doc__ = f"The kernel only writes it. {Declared.__doc__}"
     __slots__ = ()
     reads, writes = False, True
 
+    def __init__(self, mem: MemHandle | cl.MemoryObject, offset: int = 0, size: int | None = None) -> None:
+        super().__init__(mem, offset, size)  # by a name of its own in the message of a call that is wrong
+
 
 class InOut(Declared):
     __doc__ = f"The kernel reads and writes it. {Declared.__doc__}"
     __slots__ = ()
     reads, writes = True, True
+
+    def __init__(self, mem: MemHandle | cl.MemoryObject, offset: int = 0, size: int | None = None) -> None:
+        super().__init__(mem, offset, size)  # by a name of its own in the message of a call that is wrong
 
 
 def check_maps(use: Use, what: str, site: str) -> None:

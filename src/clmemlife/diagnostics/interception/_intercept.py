@@ -157,9 +157,7 @@ def published(
         _copies.pending.append((owner, plain, site))
     for wrapper in plan.wrappers:
         if wrapper.host is not None:
-            shared = wrapper.shared
-            shared.pending = [one for one in shared.pending if _leases.running(one[0])]
-            shared.pending.append((plain, site))
+            wrapper.shared.enqueued(plain, site)
     if outside.after_enqueue is not None and isinstance(event, cl.Event):
         outside.after_enqueue(queue, event)
     return result

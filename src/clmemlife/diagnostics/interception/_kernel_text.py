@@ -28,8 +28,19 @@ def uses(source: str, kernel: str) -> tuple[str, ...]:
         return ()
     names = [(re.findall(r"[A-Za-z_]\w*", one) or [""])[-1] for one in _split(text, heads[0].end())]
     body = _body(text, text.find("{", heads[0].end()))
-    macros = " ".join(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(.*)$", text, re.MULTILINE))
-    return tuple(_use(name, body, macros) for name in names)
+    macros = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(.*)$", text, re.MULTILINE)
+    called = "|".join(re.findall(r"\w+", one)[0] for one in macros if re.match(r"\w", one))
+    hidden = " ".join(map(_free, macros))
+    return tuple(_use(name, body, hidden, called) for name in names)
+
+
+def _free(macro: str) -> str:
+    """Return the text of a macro without the names of its own parameters, which stand for what it is called with."""
+    called = re.match(r"\w+\(([^()]*)\)", macro)
+    if called is None or "##" in macro:
+        return macro
+    own = "|".join(re.findall(r"\w+", called[1])) or "(?!)"
+    return re.sub(rf"\b(?:{own})\b", " ", macro[called.end() :])
 
 
 def _body(text: str, begin: int) -> str:
@@ -41,8 +52,11 @@ def _body(text: str, begin: int) -> str:
     return ""
 
 
-def _use(name: str, body: str, macros: str) -> str:
-    """Return what a body does with a parameter and with the pointers that are made from it at once."""
+def _use(name: str, body: str, hidden: str, called: str) -> str:
+    """Return what a body does with a parameter and with the pointers that are made from it at once.
+
+    `hidden` is what macros stand for, `called` their names.
+    """
     if not name or not body:
         return UNCLEAR
     aliases = _declaration(name)
@@ -51,7 +65,9 @@ def _use(name: str, body: str, macros: str) -> str:
     found = {_name_use(one, rest) for one in others or (name,)}
     if others:
         found |= {_name_use(name, rest)} - {READS}  # to make another name of it reads nothing
-    if re.search(rf"\b{re.escape(name)}\b", macros):
+    word = rf"\b(?:{'|'.join(map(re.escape, {name, *others}))})\b"
+    given = rf"\b(?:{called})\s*\((?:[^;{{}}()]|\([^;{{}}()]*\)|\()*{word}"
+    if re.search(word, hidden) or (called and re.search(given, body)):
         found.add(UNCLEAR)
     if found & {WRITES, UPDATES}:
         return WRITES if found == {WRITES} else UPDATES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -52,8 +53,9 @@ class Map:
         return str(self.wrapper)
 
 
-open_maps: dict[int, list[Map]] = {}
-"""By the number of the root object."""
+open_maps: dict[int, tuple[Map, ...]] = {}
+"""By the number of the root object; replaced, never changed."""
+_lock = threading.RLock()  # a finalizer may end a map in the middle of all this
 everything: dict[int, Map] = {}
 """Open maps, by their own number."""
 
@@ -107,6 +109,8 @@ def check(accesses: Iterable[Access], what: str, site: str) -> None:
     """Report accesses of a command that collide with an open map."""
     for access in accesses:
         for entry in open_maps.get(access.obj, ()):
+            if entry.released is not None:
+                continue
             if (access.writes or access.assumed) and access.overlaps(entry.access):
                 entry.before = None  # what changes there need not be the host's doing
             if not (entry.writes or access.writes) or not access.overlaps(entry.access):
@@ -124,11 +128,17 @@ def check(accesses: Iterable[Access], what: str, site: str) -> None:
             )
 
 
+def known(entry: Map, event: Any, blocking: bool) -> None:
+    """Enter a map into the books."""
+    entry.event, entry.waited = event, blocking
+    with _lock:
+        everything[entry.number] = entry
+        open_maps[entry.access.obj] = (*open_maps.get(entry.access.obj, ()), entry)
+
+
 def opened(entry: Map, array: Any, event: Any, blocking: bool) -> None:
     """Take note that the driver has made a map."""
-    open_maps.setdefault(entry.access.obj, []).append(entry)
-    everything[entry.number] = entry
-    entry.event, entry.waited = event, blocking
+    known(entry, event, blocking)
     memory_map = array.base
     setattr(memory_map, KEY, Tripwire(entry, _dropped))
     entry.array = weakref.ref(array)
@@ -139,12 +149,12 @@ def opened(entry: Map, array: Any, event: Any, blocking: bool) -> None:
 def closed(entry: Map, site: str) -> None:
     """Take note that a map ends."""
     entry.released = site
-    everything.pop(entry.number, None)
-    same = open_maps.get(entry.access.obj)
-    if same is not None:
-        if entry in same:
-            same.remove(entry)
-        if not same:
+    with _lock:
+        everything.pop(entry.number, None)
+        left = tuple([one for one in open_maps.get(entry.access.obj, ()) if one.released is None])
+        if left:
+            open_maps[entry.access.obj] = left
+        else:
             open_maps.pop(entry.access.obj, None)
 
 

@@ -41,6 +41,11 @@ class Shared:
             self.kept = True
             _foreign.keep(self.root, alive=True)
 
+    def enqueued(self, event: Any, site: str) -> None:
+        """Take note of a command on host memory, and forget those that are complete."""
+        with _lock:
+            self.pending = [*(one for one in self.pending if _leases.running(one[0])), (event, site)]
+
     def watch(self) -> _callbacks.Watch | None:
         """Return the registration for its end, if it is kept."""
         return _foreign.watch_of(self.root) if self.kept else None
