@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import clmemlife as cml
 from clmemlife import In, InOut, MapFlags, Mapping, MemHandle, Migration, MigrationFlags, Out
 from clmemlife._journal import Access, Command, Released
-from clmemlife.diagnostics.residency import Recorder
+from clmemlife.diagnostics.residency._recorder import Recorder
 
 SIZE = 4096
 UNDEFINED = MigrationFlags.CONTENT_UNDEFINED

@@ -28,6 +28,7 @@ from clmemlife import (
     Migration,
     MigrationFlags,
     _across,
+    _block,
     _limits,
     _opencl,
     _staging,
@@ -84,9 +85,9 @@ def address(block) -> int:
 
 @given(st.integers(1, 1 << 40))
 def test_blocks_have_at_most_a_quarter_more_than_is_asked_for(nbytes):
-    size = _staging.size_class(nbytes)
+    size = _block.size_class(nbytes)
     assert nbytes <= size <= max(1 << 16, nbytes * 5 // 4)
-    assert _staging.size_class(size) == size
+    assert _block.size_class(size) == size
 
 
 def test_a_block_that_is_given_back_is_lent_again(pool):
@@ -309,7 +310,7 @@ def test_two_transfers_through_one_block_without_an_event_between_them_are_found
         for where, handle in ((queue, one), (queue2, two)):
             mem, use = _across.target(where, handle, reads=True, writes=False)
             events.append(_staging.transfer(where, mem, use, block, 4096, 0, None, to_device=False))
-    assert [finding.label for finding in checker.findings] == [_staging.LABEL]
+    assert [finding.label for finding in checker.findings] == [_block.LABEL]
     pool._give_back(block, events)
 
 
@@ -327,7 +328,7 @@ def test_a_copy_across_that_forgot_to_wait_for_its_blocks_would_be_found(context
         cml.check_hazards("record") as checker,
     ):
         cml.enqueue_copy_across(queue, queue2, two, one, chunk_bytes=MIB // 16).wait()
-    assert {finding.label for finding in checker.findings} == {_staging.LABEL}
+    assert {finding.label for finding in checker.findings} == {_block.LABEL}
 
 
 @pytest.mark.unordered("the event is left out")

@@ -10,10 +10,10 @@ import pyopencl as cl
 
 from . import _waitlist
 from ._access import check_maps
+from ._arguments import check_host_access
 from ._copy import _linear, enqueue_copy
 from ._handle import MemHandle
 from ._images import image_region
-from ._meminfo import check_host_access
 from ._site import caller_site
 from ._staging import staging, transfer
 from ._submit import check_queue, marker, migrate, target, whole

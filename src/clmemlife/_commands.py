@@ -10,9 +10,9 @@ import pyopencl as cl
 
 from . import _journal, _kernel_args, _kernel_types, _opencl, _waitlist
 from ._access import Declared, Use
+from ._arguments import whole_numbers
 from ._handle import MemHandle
 from ._ledger import any_maps
-from ._meminfo import whole_numbers
 from ._submit import check_queue, check_usable, submit, whole
 from .exceptions import CallError
 

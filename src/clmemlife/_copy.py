@@ -11,9 +11,9 @@ import pyopencl as cl
 
 from . import _ledger, _opencl, _waitlist
 from ._access import Use
+from ._arguments import check_host_access, whole_numbers
 from ._handle import MemHandle
 from ._images import image_bytes, image_region
-from ._meminfo import check_host_access, whole_numbers
 from ._submit import check_queue, marker, plain_event, submit, target
 from .flags import MemFlags
 
@@ -266,7 +266,7 @@ def _tell_maps(host: np.ndarray[Any, Any], event: cl.Event) -> None:
     start = host.__array_interface__["data"][0]
     for entry in _ledger.open_maps():
         mapping = entry.owner()
-        if mapping is not None and mapping._overlaps(start, start + host.nbytes):
+        if mapping is not None and mapping._open.overlaps(start, start + host.nbytes):
             pending = entry.pending
             pending.append(event)
             if not len(pending) % 64:  # a map may serve as staging memory for as long as the program runs

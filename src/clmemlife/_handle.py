@@ -1,4 +1,4 @@
-"""`MemHandle`: the ways to come by a reference to a memory object."""
+"""`MemHandle`: new memory objects, and parts of them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import _hostmem, _ledger, _limits, _opencl
-from ._images import check_image, image_bytes, pixel_size
-from ._meminfo import (
-    ASSOCIATED,
+from . import _hostmem, _limits, _opencl
+from ._arguments import (
     HOST_PTR_FLAGS,
-    address_of,
-    allocate,
     buffer_size,
     check_flags,
     check_narrowing,
+    check_order,
     whole_number,
     whole_numbers,
 )
+from ._images import check_image, image_bytes, pixel_size
+from ._meminfo import ASSOCIATED
 from ._reference import Reference
-from ._site import caller_site, describe
-from .exceptions import AlignmentError, CallError, OwnershipError
+from ._room import allocate
+from ._site import caller_site
+from .exceptions import AlignmentError
 from .flags import MemFlags, require
 
 __all__ = ["MemHandle"]
@@ -97,7 +97,7 @@ class MemHandle(Reference):
         Does not block, but for half a second at most where the memory of `hostbuf` is that of a released object whose
         end the driver has not told yet. OpenCL specification: ``clCreateBuffer``.
         """
-        _check_order(size, flags)
+        check_order(size, flags)
         flags = check_flags(flags)
         limits = _limits.context_limits(context)
         site = caller_site()
@@ -187,91 +187,6 @@ class MemHandle(Reference):
             _hostmem.give_up(host)
             raise
 
-    @classmethod
-    def retain(cls, mem: MemHandle | cl.MemoryObjectHolder | int, *, label: str | None = None) -> MemHandle:
-        """Share an object that somebody else owns: one reference more now, one less at release.
-
-        Parameters
-        ----------
-        mem : MemHandle, PyOpenCL memory object, or int
-            An ``int`` is the address of a live ``cl_mem`` (``int_ptr``).
-        label : str, optional
-            Name for messages and reports; by default that of `mem`, if it is a handle.
-
-        Returns
-        -------
-        MemHandle
-            Owns a reference of its own; the caller releases it. `mem` keeps its own.
-
-        Raises
-        ------
-        TypeError, ValueError
-            No memory object, no address.
-        ReleasedError
-            `mem` is a handle that was released.
-        CallError, pyopencl.Error
-            The driver does not know the address (where it looks).
-
-        Notes
-        -----
-        Does not block. OpenCL specification: ``clRetainMemObject``.
-        """
-        site = caller_site()
-        if isinstance(mem, MemHandle):
-            return cls._take(mem._share(), "retain", label if label is not None else mem.label, site, mem._parent)
-        if isinstance(mem, cl.MemoryObjectHolder):
-            return cls._take(mem, "retain", label, site, None)
-        return cls._take(_opencl.wrap_mem_object(address_of(mem, "retain"), True), "retain", label, site, None)
-
-    @classmethod
-    def adopt(cls, int_ptr: int, *, label: str | None = None) -> MemHandle:
-        """Take over one existing reference to a raw ``cl_mem`` that nobody else will release.
-
-        Parameters
-        ----------
-        int_ptr : int
-            Address of a live ``cl_mem`` from foreign code.
-        label : str, optional
-            Name for messages and reports.
-
-        Returns
-        -------
-        MemHandle
-            Owns the reference that was the caller's.
-
-        Raises
-        ------
-        TypeError
-            A PyOpenCL object or a handle: it releases itself, use `retain`.
-        OwnershipError
-            A live handle of this process has the object already: its reference is not there to be taken.
-
-        Notes
-        -----
-        If this raises, the reference is still the caller's. OpenCL specification: "Retaining and Releasing Memory
-        Objects".
-        """
-        if isinstance(int_ptr, (MemHandle, cl.MemoryObjectHolder)):
-            raise TypeError(
-                f"adopt takes the address of a cl_mem that nobody else releases; a {type(int_ptr).__name__} releases "
-                "itself: use MemHandle.retain"
-            )
-        address = address_of(int_ptr, "adopt")
-        owner = _ledger.owner_of(address)
-        if owner is not None:
-            raise OwnershipError(
-                f"{describe(owner.label, owner.size, owner.site, owner.kind)} already owns this memory object in this "
-                "process; use MemHandle.retain to share it"
-            )
-        mem = _opencl.wrap_mem_object(address, True)
-        handle = cls._take(mem, "adopt", label, caller_site(), None)
-        try:
-            _opencl.release_mem_object(address)  # the adopted reference: _take has added the handle's own
-        except CallError:
-            handle.release()
-            raise
-        return handle
-
     def sub_buffer(
         self, origin: int, size: int, flags: MemFlags = MemFlags(0), *, label: str | None = None
     ) -> MemHandle:
@@ -330,18 +245,3 @@ class MemHandle(Reference):
             label = f"{mine.label}[{origin - mine.offset}:{origin - mine.offset + size}]"
         child = _opencl.get_sub_region(root, origin, size, flags.value)
         return type(self)._take(child, "sub_buffer", label, caller_site(), self._parent or self)
-
-
-def _check_order(size: Any, flags: Any) -> None:
-    """Refuse size and flags in the order in which PyOpenCL takes them."""
-    if type(flags) is MemFlags and not isinstance(size, MemFlags):
-        return
-    order = "size (bytes) comes before flags"
-    if isinstance(size, MemFlags):
-        number = "size" if isinstance(flags, MemFlags) else flags
-        raise TypeError(f"{order}: create_buffer(context, {number}, {size})")
-    if hasattr(flags, "__index__") and hasattr(size, "__index__") and 0 <= size < flags:
-        raise TypeError(
-            f"flags must be MemFlags, not the plain integer {flags}, and {order}: create_buffer(context, {flags}, "
-            f"{MemFlags(int(size))}), or is create_buffer(context, {size}, {MemFlags(int(flags))}) meant?"
-        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from ._meminfo import ACCESS_FLAGS
+from ._arguments import ACCESS_FLAGS
 from .exceptions import UnsupportedError
 from .flags import MemFlags
 

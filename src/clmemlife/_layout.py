@@ -12,12 +12,11 @@ import numpy as np
 import pyopencl as cl
 
 from . import _opencl
+from ._arguments import whole_numbers
 from ._images import image_region
 from ._journal import Box
-from ._meminfo import whole_numbers
 
 _BYTES = np.dtype(np.uint8)
-_PATTERN = (np.arange(4093, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8)
 _TYPES = cl.channel_type
 _PACKED: dict[Any, Any] = {
     _TYPES.UNORM_SHORT_565: np.uint16,
@@ -176,16 +175,6 @@ class ImageLayout:
     def view(self, anchor: Any) -> np.ndarray[Any, Any]:
         """Return the array to hand out."""
         return anchor[...]  # type: ignore[no-any-return]
-
-
-def mark(data: np.ndarray[Any, Any]) -> None:
-    """Fill bytes with a pattern that data are unlikely to have."""
-    data[...] = np.resize(_PATTERN, data.shape)
-
-
-def marked(data: np.ndarray[Any, Any]) -> int:
-    """Return how many bytes still have the pattern."""
-    return int(np.count_nonzero(data == np.resize(_PATTERN, data.shape)))
 
 
 def _numbers(numbers: Any, name: str, dims: int, rest: int) -> tuple[int, int, int]:

@@ -14,11 +14,12 @@ import pyopencl as cl
 from . import _ledger, _waitlist
 from ._access import check_maps
 from ._handle import MemHandle
-from ._layout import BufferLayout, ImageLayout, buffer_layout, mark, marked
-from ._meminfo import with_room
+from ._layout import BufferLayout, ImageLayout, buffer_layout
 from ._openmap import INHERITED, NOT_YET, MapState, OpenMap, abandoned, decode
+from ._room import with_room
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
+from ._unwritten import mark
 from .exceptions import DependencyError, HazardWarning, LiveViewError, UnmappedError, ViewWarning, status_name
 from .flags import MapFlags, require
 
@@ -68,7 +69,7 @@ class Mapping:
     object", ``clEnqueueMapBuffer``, ``clEnqueueMapImage``, ``clEnqueueUnmapMemObject``.
     """
 
-    __slots__ = ("__weakref__", "_debug", "_finalizer", "_flags", "_layout", "_lock", "_open", "_views")
+    __slots__ = ("__weakref__", "_finalizer", "_flags", "_lock", "_open", "_views")
 
     def __init__(
         self, queue: cl.CommandQueue, handle: MemHandle, flags: MapFlags, *, shape: Any = None, dtype: Any = np.uint8,
@@ -97,13 +98,13 @@ class Mapping:
         site = caller_site()
         start, stop = held.offset + layout.start, held.offset + layout.stop
         entry = _ledger.MapEntry(held.root, start, stop, layout.box, (0, 0), writes, site, weakref.ref(self))
-        self._open = open_ = OpenMap(entry, held, queue, reads)
-        # Other threads, exit and fork can reach the mapping from here on.
-        self._lock = threading.RLock()
-        self._flags, self._layout, self._views = flags, layout, views
-        self._debug = flags is MapFlags.WRITE_INVALIDATE_REGION and (
+        debug = flags is MapFlags.WRITE_INVALIDATE_REGION and (
             bool(os.environ.get("CLMEMLIFE_DEBUG")) if debug is None else debug
         )
+        self._open = open_ = OpenMap(entry, held, queue, reads, layout, debug)
+        # Other threads, exit and fork can reach the mapping from here on.
+        self._lock = threading.RLock()
+        self._flags, self._views = flags, views
         self._finalizer = NOT_YET
         _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site))
         try:
@@ -136,11 +137,11 @@ class Mapping:
         if open_.array is None:
             self.wait()
             with self._lock:
-                self._open.check()
+                open_.check()
                 if open_.array is None:
-                    array = self._layout.view(open_.anchor)
-                    if self._debug:
-                        mark(self._layout.as_bytes(open_.anchor))
+                    array = open_.layout.view(open_.anchor)
+                    if open_.debug:
+                        mark(open_.layout.as_bytes(open_.anchor))
                     open_.array = array
         return open_.array  # type: ignore[no-any-return]
 
@@ -250,16 +251,10 @@ class Mapping:
             if open_.unmap_event is not None:
                 return open_.unmap_event, "", ""
             open_.check()
-            unwritten = self._unwritten()
+            unwritten = open_.unwritten() if open_.debug else ""
             event = open_.close(wait_for, queue)
             self._finalizer.detach()
-            if not open_.empty_array():
-                return event, "", unwritten
-        problem = (
-            f"views of the array of the {open_.text} live on after its unmap: what they show is stale and what is "
-            "written through them is lost or corrupts data; use mapping.copy() for data that must last"
-        )
-        return event, problem, unwritten
+            return event, open_.empty_array(), unwritten
 
     def __enter__(self) -> Mapping:
         self._open.check()
@@ -288,28 +283,6 @@ class Mapping:
             if self._finalizer.detach():
                 self._open.give_up(refusal)
                 self._open.empty_array()
-
-    def _overlaps(self, start: int, stop: int) -> bool:
-        """Say whether addresses ``[start, stop)`` are among the mapped memory."""
-        anchor = self._open.anchor
-        if anchor is None:
-            return False
-        address, nbytes = self._layout.host_range(anchor)
-        return start < address + nbytes and address < stop
-
-    def _unwritten(self) -> str:
-        """Return what is to be said about bytes of a discarding map that nobody wrote."""
-        open_ = self._open
-        if not self._debug or open_.array is None or open_.entry.pending:
-            return ""
-        data = self._layout.as_bytes(open_.anchor)
-        untouched = marked(data)
-        if untouched <= data.size // 64 + 1:  # one byte in 256 is like the pattern by chance
-            return ""
-        return (
-            f"about {untouched} of {data.size} bytes of the discarding {open_.text} were never written; "
-            "their content is undefined"
-        )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled or copied: it stands for one map, which ends once")

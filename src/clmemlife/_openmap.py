@@ -12,9 +12,11 @@ import pyopencl as cl
 
 from . import _journal, _ledger, _opencl, _waitlist
 from ._access import Use
-from ._meminfo import check_host_access
+from ._arguments import check_host_access
+from ._layout import BufferLayout, ImageLayout
 from ._site import caller_site, describe, report_at
 from ._submit import describe_queue, submit
+from ._unwritten import unwritten
 from .exceptions import CleanupWarning, ForkedProcessError, LeakWarning, UnmappedError
 from .flags import MapFlags, MemFlags
 
@@ -55,16 +57,19 @@ class OpenMap:
     """What must be ended: shared by the mapping and its finalizer, without a way back to the mapping.
 
     ``anchor`` is the first array over the mapped memory; plain views, however derived, have it as their ``base``,
-    so a weak reference to it tells whether any of them lives. ``ended`` says how it came to its end, and is empty
-    before that.
+    so a weak reference to it tells whether any of them lives. ``array`` is what was handed out, if anybody asked.
+    ``ended`` says how it came to its end, and is empty before that. ``debug``: it discards, and bytes that nobody
+    writes are to be reported.
     """
 
     __slots__ = (
         "anchor",
         "array",
+        "debug",
         "ended",
         "entry",
         "held",
+        "layout",
         "map_event",
         "memory_map",
         "queue",
@@ -72,11 +77,16 @@ class OpenMap:
         "unmap_event",
     )
 
-    def __init__(self, entry: _ledger.MapEntry, held: _ledger.Entry, queue: cl.CommandQueue, reads: bool) -> None:
+    def __init__(
+        self, entry: _ledger.MapEntry, held: _ledger.Entry, queue: cl.CommandQueue, reads: bool,
+        layout: BufferLayout | ImageLayout, debug: bool,
+    ) -> None:  # fmt: skip
         self.entry = entry
         self.held = held
         self.queue = describe_queue(queue)[0]  # the caller may close the one it maps with
         self.reads = reads
+        self.layout = layout
+        self.debug = debug
         self.anchor: Any = None
         self.array: Any = None
         self.memory_map: Any = None
@@ -142,15 +152,34 @@ class OpenMap:
         message = f"the {self.text} could not be unmapped and stays open: {error}"
         report_at(self.entry.site, message, CleanupWarning)
 
-    def empty_array(self) -> bool:
-        """Empty the array that was handed out; return whether plain views of it live."""
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Say whether addresses ``[start, stop)`` are among the mapped memory."""
+        anchor = self.anchor
+        if anchor is None:
+            return False
+        address, nbytes = self.layout.host_range(anchor)
+        return start < address + nbytes and address < stop
+
+    def unwritten(self) -> str:
+        """Return what is to be said about bytes of a discarding map that nobody wrote."""
+        if self.array is None or self.entry.pending:
+            return ""
+        return unwritten(self.layout.as_bytes(self.anchor), self.text)
+
+    def empty_array(self) -> str:
+        """Empty the array that was handed out; return what is to be said about plain views of it that live."""
         array, self.array = self.array, None
         if array is not None:
             array.__setstate__(_EMPTY)
             array.flags.writeable = False
             del array
         alive, self.anchor = weakref.ref(self.anchor), None
-        return alive() is not None
+        if alive() is None:
+            return ""
+        return (
+            f"views of the array of the {self.text} live on after its unmap: what they show is stale and what is "
+            "written through them is lost or corrupts data; use mapping.copy() for data that must last"
+        )
 
 
 def abandoned(open_: OpenMap) -> None:

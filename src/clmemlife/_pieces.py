@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ._block import Block
 from ._handle import MemHandle
-from ._staging import Block
 
 Array = np.ndarray[Any, Any]
 

@@ -1,22 +1,23 @@
-"""One reference to one memory object: taken once, given back once, on every path."""
+"""One reference to one memory object: taken once, also over from others, and given back once, on every path."""
 
 from __future__ import annotations
 
-import builtins
 import weakref
 from _thread import RLock
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import pyopencl as cl
 
 from . import _callbacks, _hostmem, _inflight, _ledger, _opencl
-from ._meminfo import MemInfo, measure, query
+from ._arguments import address_of
+from ._held import Held
+from ._meminfo import measure
 from ._owning import collected, take
 from ._owning import give_back as _release
 from ._site import caller_site, describe, unraisable, warn_at
-from .exceptions import CleanupWarning, ForkedProcessError, ReleasedError
+from .exceptions import CallError, CleanupWarning, OwnershipError
 from .flags import MemFlags
 
 Self = TypeVar("Self", bound="Reference")
@@ -24,28 +25,101 @@ _BUFFER = cl.mem_object_type.BUFFER
 _NONE: frozenset[int] = frozenset()
 
 
-class Reference:
-    """What `MemHandle` is behind the ways to make one: the reference, its end, and what may be asked.
+class Reference(Held):
+    """The reference of a `MemHandle`: its begin, also where others have the object already, and its end.
 
     The finalizer gets plain values, never the object. Whoever takes the address out (`_disarm`) has the reference
-    and gives it back. Commands do not borrow the handle's reference: each gets a PyOpenCL object with one of its
-    own (`_share`), so that a release in another thread cannot pull the memory away.
+    and gives it back.
     """
 
-    __slots__ = (
-        "__weakref__", "_context", "_entry", "_finalizer", "_flags", "_gone", "_lock", "_misaligned",
-        "_parent", "_type",
-    )  # fmt: skip
+    __slots__ = ()
 
-    _context: cl.Context
-    _entry: _ledger.Entry
-    _finalizer: weakref.finalize[Any, Any]
-    _flags: MemFlags
-    _gone: tuple[str, str] | None
-    _lock: Any
-    _misaligned: frozenset[int]
-    _parent: Reference | None
-    _type: int
+    # -- ways to share one that is there ---------------------------------------------------------------------
+
+    @classmethod
+    def retain(cls: type[Self], mem: Held | cl.MemoryObjectHolder | int, *, label: str | None = None) -> Self:
+        """Share an object that somebody else owns: one reference more now, one less at release.
+
+        Parameters
+        ----------
+        mem : MemHandle, PyOpenCL memory object, or int
+            An ``int`` is the address of a live ``cl_mem`` (``int_ptr``).
+        label : str, optional
+            Name for messages and reports; by default that of `mem`, if it is a handle.
+
+        Returns
+        -------
+        MemHandle
+            Owns a reference of its own; the caller releases it. `mem` keeps its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No memory object, no address.
+        ReleasedError
+            `mem` is a handle that was released.
+        CallError, pyopencl.Error
+            The driver does not know the address (where it looks).
+
+        Notes
+        -----
+        Does not block. OpenCL specification: ``clRetainMemObject``.
+        """
+        site = caller_site()
+        if isinstance(mem, Held):
+            return cls._take(mem._share(), "retain", label if label is not None else mem.label, site, mem._parent)
+        if isinstance(mem, cl.MemoryObjectHolder):
+            return cls._take(mem, "retain", label, site, None)
+        return cls._take(_opencl.wrap_mem_object(address_of(mem, "retain"), True), "retain", label, site, None)
+
+    @classmethod
+    def adopt(cls: type[Self], int_ptr: int, *, label: str | None = None) -> Self:
+        """Take over one existing reference to a raw ``cl_mem`` that nobody else will release.
+
+        Parameters
+        ----------
+        int_ptr : int
+            Address of a live ``cl_mem`` from foreign code.
+        label : str, optional
+            Name for messages and reports.
+
+        Returns
+        -------
+        MemHandle
+            Owns the reference that was the caller's.
+
+        Raises
+        ------
+        TypeError
+            A PyOpenCL object or a handle: it releases itself, use `retain`.
+        OwnershipError
+            A live handle of this process has the object already: its reference is not there to be taken.
+
+        Notes
+        -----
+        If this raises, the reference is still the caller's. OpenCL specification: "Retaining and Releasing Memory
+        Objects".
+        """
+        if isinstance(int_ptr, (Held, cl.MemoryObjectHolder)):
+            raise TypeError(
+                f"adopt takes the address of a cl_mem that nobody else releases; a {type(int_ptr).__name__} releases "
+                "itself: use MemHandle.retain"
+            )
+        address = address_of(int_ptr, "adopt")
+        owner = _ledger.owner_of(address)
+        if owner is not None:
+            raise OwnershipError(
+                f"{describe(owner.label, owner.size, owner.site, owner.kind)} already owns this memory object in this "
+                "process; use MemHandle.retain to share it"
+            )
+        mem = _opencl.wrap_mem_object(address, True)
+        handle = cls._take(mem, "adopt", label, caller_site(), None)
+        try:
+            _opencl.release_mem_object(address)  # the adopted reference: _take has added the handle's own
+        except CallError:
+            handle.release()
+            raise
+        return handle
 
     # -- ways to give it back --------------------------------------------------------------------------------
 
@@ -134,125 +208,7 @@ class Reference:
                 entry.watches.append(_callbacks.watch(mem.int_ptr, info))
             entry.watches[0].call(fn)
 
-    # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def mem(self) -> cl.MemoryObject:
-        """A PyOpenCL object for other libraries, with a reference of its own.
-
-        A name kept past `release` stays safe to use; it keeps the memory, and leak reports say so. Does not block.
-        OpenCL specification: ``clRetainMemObject``.
-        """
-        return self._share()
-
-    @property
-    def int_ptr(self) -> int:
-        """Address of the ``cl_mem``."""
-        int_ptr = self._entry.held
-        if int_ptr is None:
-            raise self._gone_error()
-        return int_ptr
-
-    @property
-    def size(self) -> int:
-        """Size in bytes (``CL_MEM_SIZE``)."""
-        return self._alive().size
-
-    @property
-    def flags(self) -> MemFlags:
-        """Flags (``CL_MEM_FLAGS``); bits that this library does not know are kept."""
-        self._alive()
-        return self._flags
-
-    @property
-    def type(self) -> int:
-        """Kind of object (``CL_MEM_TYPE``), a value of `pyopencl.mem_object_type`."""
-        self._alive()
-        return self._type
-
-    @property
-    def context(self) -> cl.Context:
-        """The context it belongs to."""
-        self._alive()
-        return self._context
-
-    @property
-    def label(self) -> str | None:
-        """Name for messages and reports."""
-        return self._entry.label
-
-    @property
-    def site(self) -> str:
-        """``file:line`` that made this handle."""
-        return self._entry.site
-
-    @property
-    def released(self) -> bool:
-        """Whether the reference was given back (or away)."""
-        return self._entry.held is None
-
-    @property
-    def parent(self) -> Reference | None:
-        """The handle whose root this sub-buffer is part of, else ``None``."""
-        self._alive()
-        return self._parent
-
-    def info(self) -> MemInfo:
-        """Ask the driver for every ``CL_MEM_*`` value now.
-
-        Returns
-        -------
-        MemInfo
-            A record of this moment; it keeps the context, not the memory object.
-
-        Raises
-        ------
-        ReleasedError
-
-        Notes
-        -----
-        Does not block. OpenCL specification: ``clGetMemObjectInfo``.
-        """
-        _inflight.sweep()
-        return query(self._share())
-
-    def __repr__(self) -> str:
-        entry = self._entry
-        how = entry.how if entry.held else "collected"
-        state = f", {self._gone[0]} at {self._gone[1]}" if self._gone else f", {how}"
-        return f"<MemHandle {self._text()}{state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be pickled or copied: a cl_mem means nothing outside its process and has one owner; "
-            "send the data (enqueue_copy to a NumPy array) and create a new buffer in the worker, or share it here "
-            "with MemHandle.retain"
-        )
-
-    def __deepcopy__(self, memo: object = None) -> NoReturn:
-        self.__reduce_ex__(2)
-
-    __copy__ = __deepcopy__
-
     # -- for the other modules of this package ---------------------------------------------------------------
-
-    def _share(self) -> Any:
-        """Return a PyOpenCL object with a reference of its own, so that no release can pull it away."""
-        with self._lock:
-            int_ptr = self._entry.held
-            if int_ptr is None:
-                raise self._gone_error()
-            return _opencl.wrap_mem_object(int_ptr, True)
-
-    def _alive(self) -> _ledger.Entry:
-        entry = self._entry
-        if entry.held is None:
-            raise self._gone_error()
-        return entry
-
-    def _text(self) -> str:
-        entry = self._entry
-        return describe(entry.label, entry.size, entry.site, entry.kind)
 
     def _disarm(self, how: str) -> int | None:
         """Mark as gone; return the address to the one caller who then has the reference."""
@@ -264,20 +220,9 @@ class Reference:
                 self._finalizer.detach()
             return int_ptr
 
-    def _gone_error(self) -> ReleasedError | ForkedProcessError:
-        if self._gone is None:
-            return ReleasedError(f"{self._text()} was collected together with what refers to it; it is released")
-        how, site = self._gone
-        if how == "inherited by fork":
-            return ForkedProcessError(
-                f"{self._text()} belongs to the parent process; OpenCL objects do not survive a fork: create it in "
-                "the child, or start the child with the 'spawn' method"
-            )
-        return ReleasedError(f"{self._text()} was {how} at {site} and cannot be used any more")
-
     @classmethod
     def _take(
-        cls: builtins.type[Self], mem: Any, how: str, label: str | None, site: str, parent: Reference | None,
+        cls: type[Self], mem: Any, how: str, label: str | None, site: str, parent: Held | None,
         host: _hostmem.HostMemory | None = None, fresh: tuple[cl.Context, int, MemFlags] | None = None,
     ) -> Self:  # fmt: skip
         """Make the handle of `mem`, with a reference of its own: the last step, which alone can leave one behind.

@@ -10,8 +10,8 @@ import pyopencl as cl
 
 from . import _waitlist
 from ._access import Use
+from ._block import Block
 from ._handle import MemHandle
-from ._staging import Block
 
 
 class Slot:

@@ -1,93 +1,32 @@
 """Pinned host memory: lent to transfers, and lent again once nothing uses it any more.
 
-A block is a mapped ``ALLOC_HOST_PTR`` buffer that is used as host memory only. It is handed out when the commands
-that used it last are seen complete and no array over it lives elsewhere. That adds no dependency between operations:
-to the hazard checker a block that is handed out again is a new object. Memory that somebody still looks at is never
-unmapped: it goes with the last array over it.
+A block is handed out when the commands that used it last are seen complete and no array over it lives elsewhere. That
+adds no dependency between operations: to the hazard checker a block that is handed out again is a new object.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 
-from . import _inflight, _journal, _ledger, _limits, _opencl
+from . import _block, _inflight, _journal, _opencl
 from ._access import Use
-from ._meminfo import allocate, idle_memory
-from ._site import report_at
+from ._block import Block, size_class
+from ._room import idle_memory
 from ._submit import submit
-from .exceptions import CleanupWarning
-from .flags import MapFlags, MemFlags
 
 __all__ = ["Staging", "staging"]
 
-LABEL = "clmemlife staging"
 IDLE_BYTES = 256 << 20
 """How much pinned memory a context keeps for later by default."""
 
 _IDLE_BLOCKS = 64
 _POOLS = 8
-_SMALLEST = 1 << 16
-_PINNED = (MemFlags.READ_WRITE | MemFlags.ALLOC_HOST_PTR).value
-_MAPPED = (MapFlags.READ | MapFlags.WRITE).value
-
-
-class Block:
-    """Pinned memory in one user's hands.
-
-    Attributes
-    ----------
-    array : ndarray of uint8
-        All of it, `nbytes` at `address`. Arrays that are derived from it stay valid for as long as they are held.
-    root : Root
-        What the transfers through it are told of; a new one each time that it is handed out.
-    events : tuple of Event
-        Of the commands that used it last, once it was given back.
-    """
-
-    __slots__ = ("_int_ptr", "_references", "address", "array", "events", "nbytes", "root")
-
-    def __init__(self, context: cl.Context, queue: cl.CommandQueue, nbytes: int) -> None:
-        limits = _limits.context_limits(context)
-        buffer = allocate(_opencl.create_buffer, (context, _PINNED, nbytes), nbytes, limits)
-        self._int_ptr = buffer.int_ptr
-        self.array = _opencl.enqueue_map_buffer(
-            queue, buffer, _MAPPED, 0, (nbytes,), np.dtype(np.uint8), "C", None, None, True
-        )[0]
-        self.nbytes = nbytes
-        self.address: int = self.array.__array_interface__["data"][0]
-        _ledger.count_staging(nbytes)
-        number = next(_numbers)
-        end = functools.partial(_gone, number, nbytes, self.array.base, queue)
-        _living[number] = weakref.ref(self.array, end), self.array.base  # no `finalize`: that does nothing at exit
-        self.events: tuple[cl.Event, ...] = ()
-        self._references = sys.getrefcount(self.array)
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin a new use."""
-        self.events = ()
-        self.root = _ledger.Root(self._int_ptr, self.nbytes, LABEL, "the library")
-
-    def shared(self) -> bool:
-        """Say whether anybody else holds an array over the memory."""
-        return sys.getrefcount(self.array) > self._references
-
-    def status(self) -> int:
-        """Return 1 while commands use the memory, 0 when they are complete, -1 where one has failed."""
-        found = [event.command_execution_status for event in self.events]
-        return 1 if any(one > 0 for one in found) else -1 if any(one < 0 for one in found) else 0
 
 
 class Staging:
@@ -178,8 +117,6 @@ class Staging:
             self._kept -= self._idle.popleft().nbytes  # what commands still use, the in-flight table holds
 
 
-_living: dict[int, tuple[weakref.ref[Any], Any]] = {}
-_numbers = itertools.count()
 _pools: dict[int, Staging] = {}
 _lock = threading.Lock()
 
@@ -241,7 +178,7 @@ def close() -> None:
     """Let go of everything that is idle, at exit; what is looked at is the operating system's."""
     while _pools:
         _pools.popitem()[1].trim()
-    forget()
+    _block.forget()
 
 
 def after_fork_in_child() -> None:
@@ -250,35 +187,7 @@ def after_fork_in_child() -> None:
     _lock = threading.Lock()
     _opencl.immortalise(dict(_pools))
     _pools.clear()
-    forget()
-
-
-def forget() -> None:
-    """Keep every block that there is for ever."""
-    _opencl.immortalise([(array(), memory_map) for array, memory_map in tuple(_living.values())])
-    _living.clear()
-
-
-def _gone(number: int, nbytes: int, memory_map: cl.MemoryMap, queue: cl.CommandQueue, _: object) -> None:
-    """Unmap after the last array over a block; a map's own destructor would abort the process where that is refused."""
-    _living.pop(number, None)
-    try:
-        _opencl.enqueue_unmap_mem_object(memory_map, queue, None)
-    except Exception as error:
-        _opencl.immortalise(memory_map)
-        report_at(LABEL, f"{nbytes} bytes of pinned memory could not be unmapped and stay: {error}", CleanupWarning)
-        return
-    _ledger.count_staging(-nbytes)
-    with suppress(cl.Error):
-        _opencl.flush(queue)
-
-
-def size_class(nbytes: int) -> int:
-    """Return the size of the block for `nbytes`, 64 KiB or at most a quarter more, so that few sizes serve all."""
-    if nbytes <= _SMALLEST:
-        return _SMALLEST
-    step = 1 << ((nbytes - 1).bit_length() - 3)
-    return -(-nbytes // step) * step
+    _block.forget()
 
 
 def transfer(

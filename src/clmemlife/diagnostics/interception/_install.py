@@ -22,6 +22,7 @@ from . import (
     _map_hooks,
     _mapped,
     _methods,
+    _owners,
     _svm,
     _watched,
     _wrapped,
@@ -158,8 +159,8 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
         yield cl.SVMAllocation, "__init__", _methods.allocates_svm(vars(cl.SVMAllocation)["__init__"])
     yield cl.Image, "_custom_init", staticmethod(_methods.initialises_image(cl.Image._custom_init))
     for kind in (cl.Context, cl.CommandQueue, cl.Kernel, cl.Sampler):
-        yield kind, "from_int_ptr", staticmethod(_methods.wraps_other(kind.from_int_ptr, kind))
-    yield cl.MemoryObject, "from_int_ptr", staticmethod(_methods.wraps_pointer(cl.MemoryObject.from_int_ptr))
+        yield kind, "from_int_ptr", staticmethod(_owners.wraps_other(kind.from_int_ptr, kind))
+    yield cl.MemoryObject, "from_int_ptr", staticmethod(_owners.wraps_pointer(cl.MemoryObject.from_int_ptr))
     value = vars(cl.Event)["command_execution_status"]
     yield (
         cl.Event,

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..._block import LABEL as STAGING
 from ..._journal import Access
-from ..._staging import LABEL as STAGING
 
 DRIFT = 500e-6  # how fast two clocks of one machine may run apart: no slower than clocks are set right
 Sample = tuple[int, int, int]

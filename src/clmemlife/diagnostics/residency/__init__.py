@@ -1,0 +1,88 @@
+"""Which device holds what: read off the records of migrations, kernels, copies and maps.
+
+This is the picture that follows from what commands declare, in the order in which they were enqueued. A driver may move
+more (all of a buffer for a kernel that reads a part) or nothing at all (devices that share the host's memory).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ... import _journal
+from ..._handle import MemHandle
+from ..._meminfo import locate
+from ._moves import Move, Residency, ResidencyFinding
+from ._recorder import Recorder
+
+__all__ = ["Move", "Residency", "ResidencyFinding", "record_residency", "residency"]
+
+_active: list[Recorder] = []
+
+
+class record_residency:  # noqa: N801 - used like a function, as contextlib.suppress is
+    """Record where memory objects are while the block runs; `residency` asks.
+
+    Notes
+    -----
+    It sees the commands of this library in all threads of the process. Blocks nest. It only looks: nothing is raised,
+    `findings` tells what is wrong or needless. OpenCL specification: ``clEnqueueMigrateMemObjects``.
+    """
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+
+    @property
+    def findings(self) -> tuple[ResidencyFinding, ...]:
+        """What was found so far, each once for an object and a place in the program."""
+        return tuple(self._recorder.findings.values())
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Bytes moved between each two places, all objects together, those that are gone included."""
+        return self._recorder.moves()
+
+    def start(self) -> None:
+        """Begin to listen, as entering the block does."""
+        _journal.subscribe(self._recorder)
+        _active.append(self._recorder)
+
+    def stop(self) -> None:
+        """Stop listening, as leaving the block does."""
+        if self._recorder in _active:
+            _active.remove(self._recorder)
+            _journal.unsubscribe(self._recorder)
+
+    def __enter__(self) -> record_residency:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+def residency(mem: Any) -> Residency:
+    """Return where a memory object is, as far as was recorded.
+
+    Parameters
+    ----------
+    mem : MemHandle or PyOpenCL memory object
+        For a part, its whole is looked at.
+
+    Returns
+    -------
+    Residency
+
+    Raises
+    ------
+    RuntimeError
+        Nothing is recorded.
+
+    Notes
+    -----
+    Any thread; does not block. The innermost open block answers.
+    """
+    if not _active:
+        raise RuntimeError("residency needs records: use it within 'with clmemlife.record_residency():'")
+    root = mem._alive().root if isinstance(mem, MemHandle) else locate(mem)[0]
+    return _active[-1].report(root.number, root.label, root.size)
