@@ -420,6 +420,34 @@ def test_what_is_kept_of_released_objects_is_bounded(context: cl.Context, bench:
         assert len(_foreign._kept) <= 2 * _foreign._SLACK
 
 
+def test_what_nested_readers_keep_does_not_grow_with_the_number_of_commands(
+    context: cl.Context, bench: Bench, field: MemHandle
+) -> None:
+    raw = cl.Buffer(context, cl.mem_flags.READ_WRITE, field.size)
+    with (
+        MemHandle.create_buffer(context, field.size) as result,
+        cml.check_hazards("record") as outer,
+        cml.record_timeline(limit=100) as timeline,
+        cml.check_hazards("record") as inner,
+    ):
+        done = None
+        for number in range(20_000 // 3):
+            queue = (bench.queue, bench.queue2)[number % 2]
+            filled = cml.enqueue_fill(queue, field, ONE, wait_for=done)
+            copied = cl.enqueue_copy(queue, raw, field.mem, wait_for=[filled])
+            done = cml.enqueue_copy(queue, result, field, wait_for=copied)
+            if number % 100 == 99:
+                done.wait()
+                _inflight.sweep()
+                for checker in (outer._checker, inner._checker):
+                    assert len(checker._order.nodes) < 2000  # a few times what is enqueued at a time
+                    assert all(len(uses.segments) == 1 for uses in checker._objects.uses.values())
+        done.wait()
+        assert len(timeline.commands) == 100
+        assert len(timeline._recording._events.known) == 0
+    assert outer.findings == inner.findings == ()
+
+
 def test_nothing_is_asked_of_the_driver_while_nobody_listens(
     context: cl.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

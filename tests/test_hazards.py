@@ -42,13 +42,16 @@ class Program:
 
     def __init__(self, mode: Any = "record", **more: Any) -> None:
         self.checker = Checker(mode, **more)
+        self.checkers = [self.checker]
 
     def command(self, name: str, queue: int, *accesses: Access, kind: str = "enqueue_kernel", **more: Any) -> Event:
         more = {"site": f"{name}:1", "out_of_order": queue >= 10, **more}
         command = Command(kind, queue, name, accesses=accesses, **more)
-        self.checker.before(command)
+        for checker in self.checkers:
+            checker.before(command)
         command.event = event = Event()
-        self.checker.after(command)
+        for checker in self.checkers:
+            checker.after(command)
         return event
 
     def map(self, name: str, queue: int, access: Access, mapping: int = 1, **more: Any) -> Event:
@@ -870,6 +873,23 @@ def test_an_event_that_somebody_holds_is_known_for_ever(program: Program) -> Non
     program.command("d", 4, write(2))
     program.command("e", 5, read(2), waits=(first,))
     assert program.found() == [("read_after_write", "d", "e")]
+
+
+def test_what_two_checkers_keep_of_the_same_commands_does_not_grow_either() -> None:
+    program = Program("raise")
+    program.checkers.append(Checker("raise"))
+    gate = Event()
+    first = program.command("held", 3)
+    event = program.command("a", 1, write(), waits=(gate,), gates=(gate,))
+    for number in range(3000):
+        event = program.command("a", 1 + number % 2, write(), waits=(event,))
+        if number % 1000 == 0:
+            for checker in program.checkers:
+                checker.host(UserEventSet(gate))
+    for checker in program.checkers:
+        assert kept(checker) < 300
+        assert first in checker._order.nodes
+        assert gate in checker._order.nodes
 
 
 def test_a_released_object_is_forgotten_once_nothing_hangs_on_a_user_event(program: Program) -> None:

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Hashable, Iterator
+import weakref
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count
 from typing import Final
 
@@ -32,6 +33,7 @@ class Order:
         self._queue_numbers = count(1)
         self.number = 0  # of the latest command
         self._limit = self._queue_limit = self.slack
+        _orders.append(weakref.ref(self, _orders.remove))
 
     def queue(self, key: Hashable, out_of_order: bool) -> Queue:
         """Return the state of a queue, which begins when it is first seen."""
@@ -203,7 +205,7 @@ class Order:
             self._tidy()
 
     def _tidy(self) -> None:
-        self.nodes = held_elsewhere(self.nodes)
+        self.nodes = held_elsewhere(self.nodes, [order.nodes for order in _alive() if order is not self])
         self._limit = 4 * len(self.nodes) + self.slack
 
     def _place(self, node: Node) -> None:
@@ -218,8 +220,15 @@ class Order:
         node.preds = _NO_PREDS
 
 
-def _references(nodes: dict[Hashable, Node]) -> list[int]:
-    return [sys.getrefcount(event) - (node.event is event) for event, node in nodes.items()]
+def _references(nodes: dict[Hashable, Node], others: Iterable[dict[Hashable, Node]] = ()) -> list[int]:
+    """Count who holds each event, as far as those are not checkers."""
+    counts = [sys.getrefcount(event) - (node.event is event) for event, node in nodes.items()]
+    for other in others:
+        for number, event in enumerate(nodes):
+            theirs = other.get(event)
+            if theirs is not None:
+                counts[number] -= 1 + (theirs.event is event)
+    return counts
 
 
 def _unheld() -> int:
@@ -228,10 +237,15 @@ def _unheld() -> int:
     return _references({node.event: node})[0]
 
 
-_UNHELD: Final = _unheld()  # what `_references` says of an event that nobody but `Order.nodes` knows
+_UNHELD: Final = _unheld()  # what `_references` says of an event that nobody but checkers knows
+_orders: Final[list[weakref.ref[Order]]] = []
 
 
-def held_elsewhere(nodes: dict[Hashable, Node]) -> dict[Hashable, Node]:
-    """Return the entries whose event somebody else holds too."""
-    held = [count > _UNHELD for count in _references(nodes)]
+def _alive() -> list[Order]:
+    return [order for one in _orders.copy() if (order := one()) is not None]
+
+
+def held_elsewhere(nodes: dict[Hashable, Node], others: Iterable[dict[Hashable, Node]]) -> dict[Hashable, Node]:
+    """Return the entries whose event somebody else holds too; `others` are those of other checkers."""
+    held = [count > _UNHELD for count in _references(nodes, others)]
     return {event: node for keep, (event, node) in zip(held, nodes.items(), strict=True) if keep}
