@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before the driver is loaded: PoCL takes its settings from the environment, once.
 _cache = tempfile.TemporaryDirectory(prefix="clmemlife-pocl-")
@@ -25,7 +28,8 @@ import numpy as np  # noqa: E402
 import pyopencl as cl  # noqa: E402
 import pytest  # noqa: E402
 
-from clmemlife import _inflight, _ledger  # noqa: E402
+import clmemlife._lifecycle  # noqa: E402, F401 - which starts the checker that the environment asks for
+from clmemlife import HazardWarning, _inflight, _ledger  # noqa: E402
 
 # Draws for each property: some everywhere, many with HYPOTHESIS_PROFILE=thorough. A driver's pace is no deadline.
 for _name, _draws in (("default", 300), ("thorough", 3000)):
@@ -87,6 +91,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason = f"NVIDIA's driver: {NVIDIA_FAULTS[mark.args[0]]}"
             if ON_NVIDIA:
                 item.add_marker(pytest.mark.xfail(reason=reason, run=mark.kwargs.get("run", False), strict=False))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def findings_of_processes_count() -> Iterator[None]:
+    """Under CLMEMLIFE_CHECK=hazards, warn here of what the hazard checker of a process that a test runs has found."""
+    run = subprocess.run
+
+    def run_and_tell(*arguments: Any, **keywords: Any) -> subprocess.CompletedProcess[Any]:
+        done = run(*arguments, **keywords)
+        for text in (done.stdout, done.stderr):
+            if isinstance(text, str) and (found := re.findall(r"\bHazardWarning: .*(?:\n .*)*", text)):
+                warnings.warn(f"in a process: {found[0]}", HazardWarning, stacklevel=2)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""):
+            patch.setattr(subprocess, "run", run_and_tell)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,8 @@ def _of_modules() -> Iterator[tuple[str, Any]]:
     for name, image in (("enqueue_map_buffer", False), ("enqueue_map_image", True)):
         if hasattr(cl._cl, name):
             yield name, _map_hooks.maps(image, getattr(cl._cl, name))
-    yield "wait_for_events", cl.wait_for_events  # as the hooks of the host have it
+    waits = cl._cl.wait_for_events  # `_hooks` has one in the place of `cl.wait_for_events`, perhaps for longer than we
+    yield "wait_for_events", functools.wraps(waits)(_hooks.waits_for_all(waits))
 
 
 def _of_classes() -> Iterator[tuple[type, str, Any]]:
