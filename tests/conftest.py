@@ -56,6 +56,7 @@ __kernel void slow(__global int *x, int v, int iters) {
 """
 
 
+CHECKED = "hazards" in os.environ.get("CLMEMLIFE_CHECK", "")
 ON_INTEL = "Intel(R) OpenCL" in cl.get_platforms()[0].name
 ON_NVIDIA = "NVIDIA" in cl.get_platforms()[0].name
 NVIDIA_FAULTS = {
@@ -76,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "unordered(why): it misses an event on purpose, which CLMEMLIFE_CHECK=hazards is to leave alone"
     )
+    config.addinivalue_line("markers", "alone(why): it has no meaning beside the checker of CLMEMLIFE_CHECK=hazards")
     config.addinivalue_line("markers", "needs_two_devices: it has no meaning on one device")
     config.addinivalue_line(
         "markers",
@@ -87,6 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("unordered") is not None:
             item.add_marker(pytest.mark.filterwarnings("ignore::clmemlife.HazardWarning"))
+        alone = item.get_closest_marker("alone")
+        if CHECKED and alone is not None:
+            item.add_marker(pytest.mark.skip(reason=f"beside a checker: {alone.args[0]}"))
         for mark in item.iter_markers("nvidia_fault"):
             reason = f"NVIDIA's driver: {NVIDIA_FAULTS[mark.args[0]]}"
             if ON_NVIDIA:
@@ -106,7 +111,7 @@ def findings_of_processes_count() -> Iterator[None]:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        if "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""):
+        if CHECKED:
             patch.setattr(subprocess, "run", run_and_tell)
         yield
 

@@ -6,7 +6,6 @@ it was reported, and with the ``wait_for`` that the finding asks for.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -38,9 +37,7 @@ from clmemlife import (
     _opencl,
 )
 
-pytestmark = pytest.mark.skipif(
-    "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""), reason="about the checker itself, which is to be the only one"
-)
+pytestmark = pytest.mark.unordered("what it misses is for a checker of its own")
 ENQUEUES = [name for name in _opencl.ENTRY_POINTS if name.startswith("enqueue_")]
 ONE = np.int32(1)
 Sites = tuple[str, str]
@@ -448,6 +445,7 @@ def test_what_nested_readers_keep_does_not_grow_with_the_number_of_commands(
     assert outer.findings == inner.findings == ()
 
 
+@pytest.mark.alone("that listens")
 def test_nothing_is_asked_of_the_driver_while_nobody_listens(
     context: cl.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -731,6 +729,7 @@ def test_dependencies_of_mapped_bytes_are_refused_until_the_unmap(bench: Bench) 
     ],
     ids=["dependencies", "declare", "explain"],
 )
+@pytest.mark.alone("that answers")
 def test_without_a_checker_a_question_is_refused_with_what_to_write(bench: Bench, ask: Callable[..., Any]) -> None:
     event = cml.enqueue_fill(bench.queue, bench.field, ONE)
     with pytest.raises(RuntimeError, match=r"with clmemlife\.check_hazards\(\)"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ import clmemlife as cml
 from clmemlife import HazardError, MapFlags, Mapping, MemHandle, UnorderedAccessError, _journal
 from clmemlife.diagnostics import _hooks
 
-pytestmark = pytest.mark.skipif(
-    "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""), reason="about the checker itself, which is to be the only one"
-)
+pytestmark = pytest.mark.unordered("what it misses is for a checker of its own")
 ONE = np.int32(1)
 HOOKED = [
     (cl.Event, "wait"),
@@ -58,6 +55,7 @@ def queue_of_an_event() -> Any:
 # The hooks themselves
 
 
+@pytest.mark.alone("its hooks stay")
 def test_what_is_hooked_is_put_back_as_it_was(field: MemHandle, queue: cl.CommandQueue) -> None:
     before, property_before = originals(), queue_of_an_event()
     with cml.check_hazards():
@@ -90,6 +88,7 @@ def test_a_finding_at_the_end_of_the_scope_puts_everything_back(
     assert all(one is other for one, other in zip(before, originals(), strict=True))
 
 
+@pytest.mark.alone("its hooks stay")
 def test_scopes_that_end_out_of_turn_put_everything_back() -> None:
     before = originals()
     one, two = cml.check_hazards(), cml.check_hazards()

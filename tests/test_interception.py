@@ -6,7 +6,6 @@ import functools
 import gc
 import inspect
 import json
-import os
 import sys
 import threading
 import warnings
@@ -246,9 +245,7 @@ def test_nothing_is_kept_alive(context, queue, kernels) -> None:
     assert sys.getrefcount(host) == before
 
 
-@pytest.mark.skipif(
-    "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""), reason="beside a checker, PyOpenCL's warnings name its hooks"
-)
+@pytest.mark.alone("warnings of PyOpenCL name its hooks")
 def test_warnings_name_the_callers_line(context, queue, buffer) -> None:
     def lines() -> list[str]:
         with warnings.catch_warnings(record=True) as caught:

@@ -40,11 +40,6 @@ QUEUE = TimelineQueue(1, "a device", profiled=True)
 FREE = TimelineQueue(2, "a device", out_of_order=True)
 
 
-alone = pytest.mark.skipif(
-    "hazards" in os.environ.get("CLMEMLIFE_CHECK", ""), reason="about a timeline beside which no checker listens"
-)
-
-
 @pytest.fixture
 def field(context: cl.Context) -> Iterator[MemHandle]:
     with MemHandle.create_buffer(context, SIZE, label="field") as handle:
@@ -484,7 +479,7 @@ def held(recorded: cml.record_timeline) -> int:
     return len(_ended._held) + len(reachable(recorded))
 
 
-@alone
+@pytest.mark.alone("it holds the latest events as well")
 def test_events_are_let_go_while_it_runs_and_known_for_as_long_as_somebody_has_them(field, queue, wait):
     kept = []
     with cml.record_timeline() as recorded, cml.record_timeline():
@@ -509,7 +504,6 @@ def test_events_are_let_go_while_it_runs_and_known_for_as_long_as_somebody_has_t
     assert [len(one.waits) for one in recorded.commands if one.waits] == [10]
 
 
-@alone  # two checkers keep events for each other
 def test_it_and_the_checker_do_not_keep_events_for_each_other(field, queue):
     with cml.record_timeline() as recorded, cml.check_hazards():
         for _ in range(2000):
@@ -529,7 +523,7 @@ def test_there_is_a_bound_to_what_is_held_for_others(field, queue, monkeypatch):
     assert len(last.waits) + last.unseen == 100
 
 
-@alone
+@pytest.mark.alone("its hooks have seen that")
 def test_a_user_event_that_was_set_unseen_is_seen_to_be_set(context, field, queue):
     gate = cl.UserEvent(context)
     set_status = cl.UserEvent.set_status
