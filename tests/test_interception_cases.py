@@ -321,6 +321,122 @@ WRONG = {
             except Exception as error:
                 assert type(error).__name__ == "ReleasedError"
     """,
+    "a kernel uses shared virtual memory that is mapped": """
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        with memory.map_rw(q) as a:
+            a[:] = 0
+            inc(q, (N,), None, memory) #: command_on_mapped
+        with cl.SVM(memory.mem[: N // 2]).map_ro(q):
+            look(q, (N,), None, memory, buffer())
+            cl.enqueue_svm_memfill(q, memory, np.int32(0)) #: command_on_mapped
+        raw = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        with raw.map_rw(q) as a:
+            inc(q, (N,), None, raw) #: command_on_mapped
+        q.finish()
+        raw.release()
+    """,
+    "an array of shared virtual memory is used after its unmap": """
+        def work(memory):
+            with memory.map_rw(q) as a:
+                a[:] = 0
+                part = a[3:5]
+            a[0] = 1 #: stale_map_array
+            part[0] = 1 #: stale_map_array
+            with memory.map_ro(q):
+                assert a[0] + part[0] >= 0
+            return part.sum() #: stale_map_array
+
+        work(cl.SVM(cl.csvm_empty(ctx, N, np.int32)))
+        work(cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE))
+        q.finish()
+    """,
+    "a map of shared virtual memory is read too early, written though for reading, released twice": """
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        first = memory.map_rw(q, is_blocking=False)
+        memory.mem[0] = 3 #: map_not_ready
+        first.event.wait()
+        memory.mem[0] = 3
+        first.release()
+        second = memory.map_ro(q) #: wrong_map_flags
+        second.array[1] = 5
+        second.release()
+        try:
+            second.release() #: double_release
+        except AssertionError:
+            pass
+        third = memory.map(q, 0) #: wrong_map_flags
+        third.release().wait()
+    """,
+    "an unmap of shared virtual memory in another queue": """
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        memory.map_rw(q).release()
+        q.flush()
+        inc(q2, (N,), None, memory).wait() #: read_after_write
+        q.finish()
+    """,
+    "a map of shared virtual memory at the end": """
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        kept = memory.map_rw(q) #: leak
+    """,
+    "shared virtual memory that was freed is mapped, asked for its bytes, and freed again": """
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        memory.release()
+        for use in (lambda: memory.map_rw(q), lambda: memory.buf): #: use_after_release
+            try:
+                use()
+                raise SystemExit("it went through")
+            except Exception as error:
+                assert type(error).__name__ == "ReleasedError"
+        try:
+            memory.release() #: double_release
+        except cl.Error:
+            pass
+        gone = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        view = gone.map_rw(q)
+        gone.release() #: freed_in_use
+        try:
+            view.array[0] = 3 #: stale_map_array
+            raise SystemExit("it went through")
+        except Exception as error:
+            assert type(error).__name__ == "ReleasedError"
+        view.svm = None
+    """,
+    "shared virtual memory is freed under a command": """
+        gate = cl.UserEvent(ctx)
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        event = inc(q, (N,), None, memory, wait_for=[gate])
+        try:
+            memory.release() #: freed_in_use
+            raise SystemExit("it went through")
+        except Exception as error:
+            assert type(error).__name__ == "HazardError", error
+            assert f"program.py:4{chr(10)}" in str(error) and "program.py:5 " in str(error), error
+        gate.set_status(0)
+        event.wait()
+        memory.release()
+    """,
+    "shared virtual memory is dropped under a command": """
+        gate = cl.UserEvent(ctx)
+        event = inc(q, (N,), None, cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE), wait_for=[gate])
+        q.flush() #: freed_in_use
+        gate.set_status(0)
+        event.wait()
+        q.finish()
+    """,
+    "shared virtual memory is freed where nothing orders that behind a command": """
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        event = inc(q, (N,), None, memory)
+        q.flush()
+        while event.get_info(cl.event_info.COMMAND_EXECUTION_STATUS) > 0:
+            pass
+        memory.release()
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+        event = inc(q, (N,), None, memory)
+        q.flush()
+        memory.enqueue_release(q2) #: freed_in_use
+        event.wait()
+        q2.finish()
+    """,
     "misaligned host memory": """
         raw = np.zeros(4 * N + 512, np.uint8)
         begin = -raw.ctypes.data % 128 + 1
@@ -521,6 +637,74 @@ RIGHT = {
         event.wait()
         q.finish()
         del event, other
+    """,
+    "blocking copies with a buffer on host memory": """
+        b = cl.Buffer(ctx, mf.READ_WRITE | mf.USE_HOST_PTR, hostbuf=h)
+        other = np.ones(N, np.int32)
+        for _ in range(3):
+            cl.enqueue_copy(q, b, other)
+            cl.enqueue_copy(q, other, b)
+    """,
+    "maps of shared virtual memory": """
+        memory = cl.SVM(cl.csvm_empty(ctx, N, np.int32))
+        for _ in range(3):
+            with memory.map_rw(q) as a:
+                a[:] = 3
+                assert type(a) is np.ndarray
+                part = a[3:5]
+            inc(q, (N,), None, memory)
+            later = memory.map_ro(q, is_blocking=False)
+            later.event.wait()
+            assert (later.array == 4).all()
+            with cl.SVM(memory.mem[N // 2 :]).map_ro(q):
+                look(q, (N,), None, memory, buffer())
+            assert part.sum() == 8
+            assert a.shape == (N,)
+            del later
+        left, right = memory.mem[: N // 2], memory.mem[N // 2 :]
+        one, two = cl.SVM(left).map_rw(q), cl.SVM(right).map_rw(q)
+        one.release()
+        right[:] = 3
+        two.release()
+        h[:] = 0
+        cl.enqueue_copy(q, h, memory)
+        assert h[-1] == 3
+    """,
+    "fine-grained shared virtual memory": """
+        if ctx.devices[0].svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER:
+            memory = cl.SVM(cl.fsvm_empty(ctx, N, np.int32))
+            with memory.map_rw(q) as a:
+                inc(q, (N,), None, memory).wait()
+            a[0] = 3
+            assert memory.mem[0] == 3
+    """,
+    "the end of shared virtual memory": """
+        gate = cl.UserEvent(ctx)
+        flags = cl.svm_mem_flags.READ_WRITE
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, flags)
+        inc(q, (N,), None, memory).wait()
+        memory.release()
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, flags)
+        event = inc(q, (N,), None, memory, wait_for=[gate])
+        q.flush()
+        memory.enqueue_release(q2, wait_for=[event])
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, flags, queue=q)
+        inc(q, (N,), None, memory)
+        memory.release()
+        gate.set_status(0)
+        q.flush()
+        q2.finish()
+        memory = cl.SVMAllocation(ctx, 4 * N, 4, flags, queue=q)
+        inc(q, (N,), None, memory)
+        memory.bind_to_queue(q2)
+        memory.unbind_from_queue()
+        memory.release()
+        q.finish()
+        for _ in range(3):
+            memory = cl.SVMAllocation(ctx, 4 * N, 4, flags)
+            inc(q, (N,), None, memory)
+            q.finish()
+        del memory
     """,
     "host memory that is kept": """
         a = np.zeros(1 << 20, np.int32)

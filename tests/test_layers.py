@@ -77,7 +77,11 @@ LAYERS: list[tuple[str, ...]] = [
     ("diagnostics.interception._mapped",),
     ("diagnostics.interception._watched", "diagnostics.interception._leaked"),
     ("diagnostics.interception._intercept",),
-    ("diagnostics.interception._map_hooks", "diagnostics.interception._host_side"),
+    (
+        "diagnostics.interception._map_hooks",
+        "diagnostics.interception._host_side",
+        "diagnostics.interception._svm_hooks",
+    ),
     ("diagnostics.interception._install",),
     ("diagnostics.hazards.checking", "diagnostics.residency", "diagnostics.timeline", "diagnostics.interception"),
     ("diagnostics._pauses",),

@@ -58,6 +58,11 @@ def restore_constructor(kind: type, before: int | None) -> None:
     _constructor(kind).value = before
 
 
+def object_at(address: int) -> Any:
+    """Return the object at an address, which must be alive; ``None`` on interpreters where that takes more."""
+    return ctypes.cast(address, ctypes.py_object).value if _USUAL and address else None
+
+
 class _Slot(ctypes.Structure):
     _fields_ = [("slot", ctypes.c_int), ("function", ctypes.c_void_p)]
 

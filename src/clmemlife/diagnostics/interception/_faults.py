@@ -100,6 +100,10 @@ def from_hazard(finding: Finding, former: Mapping[str, Collection[str]]) -> Faul
     elif kind == "unflushed_wait":
         kind = "never_flushed"
         remedy = f"Call queue.flush() between {first.site} and {second.site}, on the queue of the former."
+    if second.kind == "svm_free" and finding.hazard.startswith("write_"):
+        text = f"shared virtual memory is freed while {first} may still be using it: nothing orders the two"
+        remedy = f"Wait for the event returned at {first.site} before, or call enqueue_release(queue, wait_for=[it])."
+        return Fault("freed_in_use", text, second.site, first.site, thing, remedy, finding.count)
     told = [line.strip() for line in str(finding).splitlines()[1:3]]
     return Fault(kind, "; ".join(told), second.site, first.site, thing, remedy, finding.count)
 

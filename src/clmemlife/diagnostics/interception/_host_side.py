@@ -11,7 +11,7 @@ import pyopencl as cl
 
 from ... import _inflight, _journal
 from ..._submit import plain_event
-from . import _copies, _faults, _leases
+from . import _copies, _faults, _leases, _svm
 from ._intercept import report_failed
 from ._places import caller, outer_site
 
@@ -23,10 +23,11 @@ def host_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if _copies.pending or _leases.leases:
+        if _copies.pending or _leases.leases or _svm.busy:
             site = outer_site(sys._getframe(1))
             _copies.look_at_events(site)
             _leases.look_at_leases(site)
+            _svm.look_at_memory(site)
         return original(self, *arguments, **keywords)
 
     return step

@@ -24,6 +24,7 @@ from . import (
     _methods,
     _owners,
     _svm,
+    _svm_hooks,
     _watched,
     _wrapped,
 )
@@ -114,6 +115,9 @@ def _of_modules() -> Iterator[tuple[str, Any]]:
     for name, image in (("enqueue_map_buffer", False), ("enqueue_map_image", True)):
         if hasattr(cl._cl, name):
             yield name, _map_hooks.maps(image, getattr(cl._cl, name))
+    for name, hook in (("_enqueue_svm_map", _svm_hooks.maps), ("_enqueue_svm_unmap", _svm_hooks.unmaps)):
+        if hasattr(cl._cl, name):
+            yield name, hook(getattr(cl._cl, name))
     waits = cl._cl.wait_for_events  # `_hooks` has one in the place of `cl.wait_for_events`, perhaps for longer than we
     yield "wait_for_events", functools.wraps(waits)(_hooks.waits_for_all(waits))
 
@@ -144,7 +148,7 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
         (cl.Kernel, "clone", _launch.clones),
         *[(getattr(cl._cl, name, None), "__call__", _methods.makes_block) for name in _ALLOCATORS],
         (getattr(cl._cl, "MemoryPool", None), "allocate", _methods.makes_block),
-        *[(getattr(cl, "SVMAllocation", None), name, _methods.frees_svm) for name in ("release", "enqueue_release")],
+        *[(getattr(cl, kind, None), name, hook) for kind, name, hook in _OF_SVM],
         (cl.Event, "get_info", _host_side.asks_event),
         (cl.Event, "wait", _host_side.waits),
         (cl.Event, "set_callback", _host_side.calls_back),
@@ -157,7 +161,9 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
             yield owner, name, functools.wraps(vars(owner)[name])(hook(vars(owner)[name]))
     if _cpython.can_see_constructors:
         yield cl.Buffer, "__init__", _methods.initialises(vars(cl.Buffer)["__init__"])
-        yield cl.SVMAllocation, "__init__", _methods.allocates_svm(vars(cl.SVMAllocation)["__init__"])
+        yield cl.SVMAllocation, "__init__", _svm_hooks.allocates(vars(cl.SVMAllocation)["__init__"])
+    if hasattr(cl, "SVMPointer"):
+        yield cl.SVMPointer, "buf", _svm_hooks.guarded_buf(vars(cl.SVMPointer)["buf"])
     yield cl.Image, "_custom_init", staticmethod(_methods.initialises_image(cl.Image._custom_init))
     for kind in (cl.Context, cl.CommandQueue, cl.Kernel, cl.Sampler):
         yield kind, "from_int_ptr", staticmethod(_owners.wraps_other(kind.from_int_ptr, kind))
@@ -170,4 +176,13 @@ def _of_classes() -> Iterator[tuple[type, str, Any]]:
     )
 
 
+_OF_SVM = (
+    ("SVMAllocation", "release", _svm_hooks.frees),
+    ("SVMAllocation", "enqueue_release", _svm_hooks.frees_later),
+    ("SVMAllocation", "bind_to_queue", _svm_hooks.rebinds),
+    ("SVMAllocation", "unbind_from_queue", _svm_hooks.rebinds),
+    ("SVMPointer", "map", _svm_hooks.gives_map),
+    ("SVM", "map", _svm_hooks.gives_map),
+    ("SVMMap", "release", _svm_hooks.ends_map),
+)
 _ALLOCATORS = ("AllocatorBase", "MemoryPool", "SVMAllocator", "SVMPool")

@@ -17,7 +17,7 @@ import pyopencl as cl
 from ... import _inflight, _journal
 from ..._submit import describe_queue, describe_waits
 from ...exceptions import ClMemLifeError, DependencyError, status_name
-from . import _copies, _faults, _leases, _mapped, _refused, _watched, _wrapped
+from . import _copies, _faults, _leases, _mapped, _refused, _svm, _watched, _wrapped
 from ._places import caller
 from ._uses_of import Bound, Entry, Plan
 
@@ -130,6 +130,8 @@ def published(
         _copies.look_at_events(site)
     if _leases.leases:
         _leases.look_at_leases(site)
+    if _svm.busy:
+        _svm.look_at_memory(site)
     for faults in _faults.active:
         faults.commands += 1
         faults.maps += plan.kind == "map"
@@ -155,9 +157,9 @@ def published(
         _journal.after(record, plain)
     for owner in plan.borrowed:
         _copies.pending.append((owner, plain, site))
-    for wrapper in plan.wrappers:
-        if wrapper.host is not None:
-            wrapper.shared.enqueued(plain, site)
+    if not plan.blocking:
+        for wrapper in plan.wrappers:
+            wrapper.enqueued(plain, site)
     if outside.after_enqueue is not None and isinstance(event, cl.Event):
         outside.after_enqueue(queue, event)
     return result

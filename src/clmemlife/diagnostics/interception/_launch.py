@@ -27,12 +27,12 @@ _SCALARS = (np.generic, int, float, cl.LocalMemory)
 class Arguments:
     """The memory objects among the arguments of a kernel, by number: with the lines that set them."""
 
-    __slots__ = ("accesses", "entries", "on_host")
+    __slots__ = ("accesses", "entries", "noted")
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[Any, str]] = {}  # a `Wrapper`, a `Range` of shared virtual memory, or None
         self.accesses: tuple[Access, ...] | None = None  # of a launch, as long as no argument changes
-        self.on_host: tuple[Wrapper, ...] = ()
+        self.noted: tuple[Any, ...] = ()  # `Wrapper` on host memory, `Area`
 
 
 def note_argument(kernel: Any, index: int, value: Any) -> None:
@@ -66,8 +66,8 @@ def note_argument(kernel: Any, index: int, value: Any) -> None:
         arguments.entries[index] = about, outer_site(sys._getframe(2))
 
 
-def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Access, ...]]:
-    """Return the name of a kernel that is about to be launched, its objects on host memory, and the bytes it uses."""
+def kernel(kernel: Any, site: str) -> tuple[str, tuple[Any, ...], tuple[Access, ...]]:
+    """Return the name of a kernel that is about to be launched, what is to be noted, and the bytes it uses."""
     name = _kernel_args.name_of(kernel)
     arguments: Arguments | None = kernel.__dict__.get(ARGUMENTS)
     if arguments is None:
@@ -79,21 +79,23 @@ def kernel(kernel: Any, site: str) -> tuple[str, tuple[Wrapper, ...], tuple[Acce
             _check_owner(name, index, about, where, site)
     if arguments.accesses is None:
         _describe(kernel, arguments, site)
-    return name, arguments.on_host, arguments.accesses or ()
+    return name, arguments.noted, arguments.accesses or ()
 
 
 def _describe(kernel: Any, arguments: Arguments, site: str) -> None:
     parameters = _kernel_args.parameters(kernel)
-    accesses, on_host = [], []
+    accesses: list[Access] = []
+    noted: list[Any] = []
     for index, (about, _) in sorted(arguments.entries.copy().items()):
         use = _use(kernel, index, parameters[index].mode if index < len(parameters) else ASSUMED)
         if type(about) is not Wrapper:
             accesses.append(about.access(use, site))
+            noted.append(about.area)
             continue
         if about.host is not None:
-            on_host.append(about)
+            noted.append(about)
         accesses.append(about.whole(use))
-    arguments.accesses, arguments.on_host = tuple(accesses), tuple(on_host)
+    arguments.accesses, arguments.noted = tuple(accesses), tuple(noted)
 
 
 def _check_owner(name: str, index: int, about: Wrapper, where: str, site: str) -> None:

@@ -24,6 +24,7 @@ from ._places import KEY, variables
 HOW = "pyopencl"
 _OURS = __name__.partition(".")[0]
 _COLLECTIONS = (list, dict, set, frozenset, deque)
+_WATCHED = (cl.MemoryObjectHolder, cl.MemoryMap, *((cl.SVMMap,) if hasattr(cl, "SVMMap") else ()))
 _NO_WAY = (types.ModuleType, type, types.CodeType, types.FrameType)  # through these nothing is held
 
 
@@ -169,7 +170,7 @@ def _search(todo: list[Any], found: set[int], own: dict[int, int], *, through_co
         seen.add(id(thing))
         if id(thing) in own:
             found.add(own[id(thing)])
-        if isinstance(thing, (cl.MemoryObjectHolder, cl.MemoryMap)):
+        if isinstance(thing, _WATCHED):
             tripwire = getattr(thing, KEY, None)
             if tripwire is not None:
                 found.add(tripwire.about.number)

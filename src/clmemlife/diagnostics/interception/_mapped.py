@@ -16,13 +16,14 @@ from ..._journal import Access
 from ...exceptions import MapConflictError
 from . import _faults
 from ._places import KEY, Nobody, Tripwire
+from ._svm import Area
 from ._uses_of import Bound, image_access
 from ._wrapped import Wrapper, usable
 
 READ, WRITE, INVALIDATE = (
     int(one) for one in (cl.map_flags.READ, cl.map_flags.WRITE, cl.map_flags.WRITE_INVALIDATE_REGION)
 )
-_SMALL = 1 << 16  # bytes that are compared at the end of a map for reading
+SMALL = 1 << 16  # bytes that are compared at the end of a map for reading
 
 
 class Map:
@@ -33,8 +34,9 @@ class Map:
         "waited", "wrapper", "writes",
     )  # fmt: skip
 
-    def __init__(self, wrapper: Wrapper, access: Access, flags: int, site: str) -> None:
-        self.wrapper, self.access, self.site = wrapper, access, site
+    def __init__(self, wrapper: Wrapper | Area, access: Access, flags: int, site: str) -> None:
+        self.wrapper: Any = wrapper  # of what is mapped
+        self.access, self.site = access, site
         self.writes = bool(flags & (WRITE | INVALIDATE))
         self.read_only = flags == READ
         self.number = next(_ledger._numbers)
@@ -52,6 +54,16 @@ class Map:
         """The object that is mapped, in words."""
         return str(self.wrapper)
 
+    @property
+    def end(self) -> str:
+        """The call that ends it, in PyOpenCL's words."""
+        return "release() of the SVMMap" if isinstance(self.wrapper, Area) else "array.base.release(queue)"
+
+    @property
+    def renewed(self) -> bool:
+        """Whether the same array may be used again, since the shared virtual memory was mapped again."""
+        return self.released is not None and isinstance(self.wrapper, Area) and self.access.obj in open_maps
+
 
 open_maps: dict[int, tuple[Map, ...]] = {}
 """By the number of the root object; replaced, never changed."""
@@ -60,7 +72,7 @@ everything: dict[int, Map] = {}
 """Open maps, by their own number."""
 
 
-def check_flags(flags: int, site: str, wrapper: Wrapper) -> None:
+def check_flags(flags: int, site: str, wrapper: Wrapper | Area) -> None:
     """Report map flags that mean nothing, or that contradict each other."""
     if not flags:
         wrong = "map flags of 0 ask for no access at all"
@@ -123,7 +135,7 @@ def check(accesses: Iterable[Access], what: str, site: str) -> None:
                 site,
                 entry.site,
                 thing=entry.thing,
-                remedy=f"Call array.base.release(queue) for the map made at {entry.site} before, and wait for it.",
+                remedy=f"Call {entry.end} for the map made at {entry.site} before, and wait for it.",
                 error=MapConflictError,
             )
 
@@ -142,7 +154,7 @@ def opened(entry: Map, array: Any, event: Any, blocking: bool) -> None:
     memory_map = array.base
     setattr(memory_map, KEY, Tripwire(entry, _dropped))
     entry.array = weakref.ref(array)
-    if entry.read_only and blocking and entry.pitch is None and array.nbytes <= _SMALL:
+    if entry.read_only and blocking and entry.pitch is None and array.nbytes <= SMALL:
         entry.before = array.tobytes()
 
 

@@ -198,30 +198,3 @@ def releases(original: Function) -> Function:
         return original(self)
 
     return release
-
-
-def allocates_svm(original: Function) -> Function:
-    """Return ``SVMAllocation.__init__`` with a note of the line."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
-        original(self, *arguments, **keywords)
-        site = caller(sys._getframe(1))
-        if site is not None and _faults.active:
-            _svm.allocated(self, site)
-
-    return __init__
-
-
-def frees_svm(original: Function) -> Function:
-    """Return ``release`` or ``enqueue_release`` of shared virtual memory."""
-
-    @functools.wraps(original)
-    def release(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = original(self, *arguments, **keywords)
-        tripwire = getattr(self, KEY, None)
-        if tripwire is not None and isinstance(tripwire.about, _svm.Area):
-            _svm.freed(tripwire.about, outer_site(sys._getframe(1)))
-        return result
-
-    return release

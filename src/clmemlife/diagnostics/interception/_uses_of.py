@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     blocking: bool = False
     undefined: bool = False
     host: Any = None  # the host memory that it copies from or to
-    wrappers: tuple[Wrapper, ...] = ()  # the objects, but for kernels only those on host memory
+    wrappers: tuple[Any, ...] = ()  # the objects (`Wrapper` or `Area`), of kernels only those that it must note
     borrowed: tuple[Any, ...] = ()  # host memory that nothing of PyOpenCL keeps until the command is complete
 
 
@@ -150,18 +150,21 @@ def _launch(bound: Bound, site: str) -> Plan:
 
 def _svm_copy(bound: Bound, site: str) -> Plan:
     size = bound.get("byte_count")
-    accesses = [_svm.access(bound["dst"], site, reads=False, writes=True, size=size)]
-    accesses.append(_svm.access(bound["src"], site, reads=True, writes=False, size=size))
-    known = tuple([one for one in accesses if one is not None])
+    parts = [(_svm.range_of(bound["dst"], site), "write"), (_svm.range_of(bound["src"], site), "read")]
+    known = tuple([part.access(mode, site, size) for part, mode in parts if part is not None])
+    areas = tuple([part.area for part, _ in parts if part is not None])
     blocking = bool(bound.get("is_blocking", True))
     sides = [] if blocking else [bound[name].mem for name in ("dst", "src") if type(bound[name]) is cl.SVM]
     owners = [owner_of(one) for one in sides]
-    return Plan("enqueue_copy", "svm", known, blocking, borrowed=tuple([one for one in owners if one is not None]))
+    borrowed = tuple([one for one in owners if one is not None])
+    return Plan("enqueue_copy", "svm", known, blocking, wrappers=areas, borrowed=borrowed)
 
 
 def _svm_fill(bound: Bound, site: str) -> Plan:
-    access = _svm.access(bound["dst"], site, reads=False, writes=True, size=bound.get("byte_count"))
-    return Plan("enqueue_fill", "svm", () if access is None else (access,))
+    part = _svm.range_of(bound["dst"], site)
+    if part is None:
+        return Plan("enqueue_fill", "svm")
+    return Plan("enqueue_fill", "svm", (part.access("write", site, bound.get("byte_count")),), wrappers=(part.area,))
 
 
 def _svm_migrate(bound: Bound, site: str) -> Plan:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...exceptions import UnmappedError
+from ...exceptions import ReleasedError, UnmappedError
 from . import _cpython, _faults
 from ._mapped import Map, mapped_by
 from ._places import outer_site, variables
+from ._svm import Area
 
 _HARMLESS = frozenset(
     """base shape strides dtype itemsize size nbytes ndim flags ctypes data view __class__ __array_interface__
@@ -26,7 +27,7 @@ _HARMLESS = frozenset(
 )
 _NUMPY = str(np.__file__).removesuffix("__init__.py")
 _SLACK = 256
-_watched: dict[int, weakref.ref[Any]] = {}
+_watched: dict[int, tuple[weakref.ref[Any], Map]] = {}
 
 
 def watch(entry: Map, array: Any = None) -> None:
@@ -35,16 +36,16 @@ def watch(entry: Map, array: Any = None) -> None:
     if array is None or not _cpython.can_watch_arrays or type(array) not in (np.ndarray, _cpython.watched_array):
         return
     if len(_watched) > _SLACK:
-        for number, reference in _watched.copy().items():  # which other threads, and finalizers, change
+        for number, (reference, _) in _watched.copy().items():  # which other threads, and finalizers, change
             if reference() is None:
                 _forget(number)
-    _watched[id(array)] = weakref.ref(array)
+    _watched[id(array)] = weakref.ref(array), entry
     _cpython.set_class(array, watched=True)
 
 
 def _forget(number: int) -> None:
     gone = _watched.pop(number, None)
-    if gone is not None and gone() is not None:  # of a new array, at the same place in memory
+    if gone is not None and gone[0]() is not None:  # of a new array, at the same place in memory
         _watched[number] = gone
 
 
@@ -83,7 +84,7 @@ def release(array: Any) -> None:
 
 def release_all() -> None:
     """Make all of them plain again."""
-    for reference in _watched.copy().values():
+    for reference, _ in _watched.copy().values():
         array = reference()
         if array is not None:
             release(array)
@@ -92,6 +93,9 @@ def release_all() -> None:
 
 def map_of(array: Any) -> Map | None:
     """Return the map that an array, or a view of it, shows."""
+    known = _watched.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
     base: Any = array
     while isinstance(base, np.ndarray):
         base = np.ndarray.base.__get__(base)
@@ -103,15 +107,18 @@ def used(array: Any, site: str) -> None:
     entry = map_of(array)
     if entry is None or not _faults.active:
         return
-    if entry.released is not None:
-        gone = not entry.wrapper.usable and not entry.wrapper.shared.owners
+    if entry.renewed:
+        release(array)
+    elif entry.released is not None:
+        freed = isinstance(entry.wrapper, Area) and entry.wrapper.gone
+        gone = entry.wrapper.gone
         _faults.report(
             "stale_map_array",
             f"the array of the map made at {entry.site} is used after its release at {entry.released}"
             + (", and its memory object is gone" if gone else ""),
             site, entry.released, thing=entry.thing,
             remedy="Copy what is needed before the release, or map again; del the array with the map.",
-            error=UnmappedError,
+            error=ReleasedError if freed else UnmappedError, fatal=freed,
         )  # fmt: skip
     elif not entry.waited and not settled(entry):
         _faults.report(
@@ -160,8 +167,29 @@ def _special(name: str) -> Any:
     return method
 
 
+def _getitem(self: Any, index: Any) -> Any:
+    """Take an item; a part of shared virtual memory is no use of it yet, so it is watched too."""
+    entry = _shared(self)
+    if entry is None or not all(isinstance(one, _SLICES) for one in (index if type(index) is tuple else (index,))):
+        used(self, _site())
+        return np.ndarray.__getitem__(self, index)
+    made = np.ndarray.__getitem__(self, index)
+    watch(entry, made)
+    return made
+
+
+_SLICES = (slice, type(...), type(None))
+_OTHER_VIEWS = frozenset(("T", "reshape", "transpose", "swapaxes", "squeeze"))
+
+
+def _shared(array: Any) -> Map | None:
+    """Return the map of an array that is there without a map too, where that shows shared virtual memory."""
+    entry = map_of(array)
+    return entry if entry is not None and isinstance(entry.wrapper, Area) and not entry.wrapper.gone else None
+
+
 def _getattribute(self: Any, name: str) -> Any:
-    if name not in _HARMLESS:
+    if name not in _HARMLESS and (name not in _OTHER_VIEWS or _shared(self) is None):
         used(self, _site())
     return np.ndarray.__getattribute__(self, name)
 
@@ -219,12 +247,13 @@ def _text(self: Any) -> str:
 
 def _prepare(kind: type) -> None:
     for name in (
-        "__getitem__", "__setitem__", "__iter__", "__str__", "__format__", "__bool__", "__int__", "__float__",
+        "__setitem__", "__iter__", "__str__", "__format__", "__bool__", "__int__", "__float__",
         "__contains__", "__copy__", "__deepcopy__", "__complex__", "__index__",
     ):  # fmt: skip
         setattr(kind, name, _special(name))
     made: dict[str, Any] = {
-        "__getattribute__": _getattribute, "__array_ufunc__": _array_ufunc, "__array_function__": _array_function,
+        "__getattribute__": _getattribute, "__getitem__": _getitem, "__array_ufunc__": _array_ufunc,
+        "__array_function__": _array_function,
         "__repr__": _text, "__module__": "numpy", "__array_finalize__": _finalize, "view": _view, "__reduce__": _reduce,
         "__reduce_ex__": _reduce,
     }  # fmt: skip

@@ -73,6 +73,16 @@ class Wrapper:
         self.accesses: dict[str, _journal.Access] = {}
 
     @property
+    def gone(self) -> bool:
+        """Whether no object of PyOpenCL has a reference to the memory."""
+        return not self.usable and not self.shared.owners
+
+    def enqueued(self, event: Any, site: str) -> None:
+        """Take note of a command, where the object is on host memory."""
+        if self.host is not None:
+            self.shared.enqueued(event, site)
+
+    @property
     def usable(self) -> bool:
         """Whether some object of PyOpenCL still has a reference to the memory."""
         return self.alive and self.released is None
