@@ -379,6 +379,22 @@ def test_what_is_alive_at_the_end_is_listed_with_its_line(context) -> None:
     assert other.leaks == ()
 
 
+def test_what_the_collector_has_had_no_occasion_to_free_is_no_finding_while_the_program_runs(context) -> None:
+    class Plan:
+        def __init__(self) -> None:
+            self.me, self.memory = self, cl.Buffer(context, mf.READ_WRITE, 1 << 20)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with cml.sanitize() as sanitizer:
+            Plan()
+    finally:
+        gc.enable()
+    assert sanitizer.findings == ()
+    assert sanitizer.leaks == ()
+
+
 def test_handles_that_no_variable_leads_to_are_listed_too_and_what_the_collector_ended(context, queue) -> None:
     class Node:
         def __init__(self) -> None:

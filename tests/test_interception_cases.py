@@ -437,6 +437,58 @@ WRONG = {
         event.wait()
         q2.finish()
     """,
+    "objects of another context": """
+        strangers = cl.Context([device])
+        there = cl.CommandQueue(strangers)
+        b = cl.Buffer(strangers, mf.READ_WRITE, 4 * N)
+        form = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
+        image = cl.create_image(strangers, mf.READ_WRITE, form, (8, 8))
+        event = cl.enqueue_marker(there)
+        there.flush()
+        mine = buffer()
+        setval.set_args(mine, np.int32(1))
+        uses = [
+            lambda: cl.enqueue_copy(q, h, b), #: refused_call
+            lambda: cl.enqueue_copy(q, mine, b), #: refused_call
+            lambda: cl.enqueue_fill_buffer(q, b, np.int32(0), 0, 4), #: refused_call
+            lambda: cl.enqueue_fill_image(q, image, np.zeros(4, np.uint32), (0, 0), (8, 8)), #: refused_call
+            lambda: map_buffer(q, b, mapf.READ, 0, (N,), np.int32), #: refused_call
+            lambda: cl.enqueue_migrate_mem_objects(q, [mine, b]), #: refused_call
+            lambda: cl.enqueue_fill_buffer(q, mine, np.int32(0), 0, 4, wait_for=[event]), #: refused_call
+            lambda: cl.enqueue_nd_range_kernel(there, setval, (N,), None), #: refused_call
+        ]
+        for use in uses:
+            try:
+                use()
+                raise SystemExit("it went through")
+            except cl.Error:
+                pass
+        for put in (lambda: inc.set_arg(0, b), lambda: inc.set_args(b), lambda: inc.set_arg(0, b)): #: other_context
+            try:
+                put()
+            except cl.Error:
+                pass
+    """,
+    "more bytes than there are": """
+        b = buffer(64)
+        uses = [
+            lambda: cl.enqueue_fill_buffer(q, b, np.int32(1), 32, 64), #: refused_call
+            lambda: cl.enqueue_copy(q, b, h), #: refused_call
+            lambda: cl.enqueue_copy(q, h[:4], b, src_offset=64), #: refused_call
+            lambda: map_buffer(q, b, mapf.READ, 0, (N,), np.int32), #: refused_call
+        ]
+        for use in uses:
+            try:
+                use()
+                raise SystemExit("it went through")
+            except cl.Error:
+                pass
+    """,
+    "a kernel writes what it may only read": """
+        inc(q, (N,), None, buffer(flags=mf.READ_ONLY)) #: wrong_mem_flags
+        inc(q, (N,), None, buffer(flags=mf.WRITE_ONLY)) #: wrong_mem_flags
+        q.finish()
+    """,
     "misaligned host memory": """
         raw = np.zeros(4 * N + 512, np.uint8)
         begin = -raw.ctypes.data % 128 + 1
@@ -505,6 +557,14 @@ WRONG = {
         for _ in range(4):
             Plan()
         gc.collect()
+    """,
+    "memory in a cycle at the end": """
+        class Plan:
+            def __init__(self, nbytes):
+                self.me, self.memory = self, cl.Buffer(ctx, mf.READ_WRITE, nbytes) #: left_to_collector
+
+        gc.disable()
+        Plan(1 << 20)
     """,
     "a map at the end": """
         b = buffer()
@@ -705,6 +765,33 @@ RIGHT = {
             inc(q, (N,), None, memory)
             q.finish()
         del memory
+    """,
+    "little memory in a cycle, and much that a variable leads to": """
+        class Plan:
+            def __init__(self, nbytes):
+                self.me, self.memory = self, cl.Buffer(ctx, mf.READ_WRITE, nbytes)
+
+        gc.disable()
+        Plan(1 << 10)
+        kept = Plan(1 << 20)
+    """,
+    "two contexts, each with its own": """
+        strangers = cl.Context([device])
+        there = cl.CommandQueue(strangers)
+        other = cl.Kernel(cl.Program(strangers, SRC).build(), "inc")
+        whole = cl.Buffer(strangers, mf.READ_WRITE, 4 * N)
+        for b in (whole, whole[0:1024], cl.Buffer.from_int_ptr(whole.int_ptr)):
+            other(there, (16,), None, b)
+        inc(q, (N,), None, buffer())
+        again = cl.Context.from_int_ptr(ctx.int_ptr)
+        inc(q, (N,), None, cl.Buffer(again, mf.READ_WRITE, 4 * N))
+        there.finish()
+        q.finish()
+    """,
+    "flags for the kernels": """
+        look(q, (N,), None, buffer(flags=mf.READ_ONLY), buffer(flags=mf.WRITE_ONLY))
+        setval(q, (N,), None, buffer(flags=mf.WRITE_ONLY), np.int32(1))
+        q.finish()
     """,
     "host memory that is kept": """
         a = np.zeros(1 << 20, np.int32)

@@ -170,8 +170,9 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             return
         try:
             _copies.look_at_events(UNSEEN)
-            report_collected()  # before a collection of our own
+            report_collected()
             gc.collect()
+            report_collected(ours=True)
             _leases.look_at_leases(UNSEEN)
             if self._wants_leaks:
                 self._leaks = leaked(self._first, self._lost)

@@ -149,7 +149,7 @@ def published(
         if record is not None:
             _journal.abandoned(record)
         if isinstance(error, cl.Error):
-            explain(error, plan, site)
+            explain(error, plan, site, queue, (*arguments, *keywords.values()))
         raise
     event = result[1] if type(result) is tuple else result
     plain = _copies.known_event(event, plan.blocking, site)
@@ -165,9 +165,12 @@ def published(
     return result
 
 
-def explain(error: cl.Error, plan: Plan, site: str) -> None:
+def explain(error: cl.Error, plan: Plan, site: str, queue: Any, given: tuple[Any, ...]) -> None:
     """Say more of an error of the driver."""
-    if plan.kind == "migrate" and not plan.accesses:
+    if error.code == cl.status_code.INVALID_CONTEXT:
+        things = [one for each in given for one in (each if isinstance(each, (list, tuple)) else (each,))]
+        _refused.other_context(queue, things, site)
+    elif plan.kind == "migrate" and not plan.accesses:
         _refused.nothing_to_migrate(error, site)
-    elif plan.kind in ("enqueue_copy", "map"):
-        _refused.command(error, list(plan.wrappers), site)
+    elif plan.kind in ("enqueue_copy", "enqueue_fill", "map"):
+        _refused.command(error, plan.wrappers, plan.asked, site)

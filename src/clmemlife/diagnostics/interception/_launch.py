@@ -13,13 +13,15 @@ import pyopencl as cl
 from ... import _kernel_args
 from ..._journal import Access
 from ..._kernel_types import ASSUMED
-from ...exceptions import ReleasedError
+from ...exceptions import ContextMismatchError, ReleasedError
 from . import _faults, _svm
 from ._kernel_text import UNCLEAR, uses
 from ._places import KEY, outer_site
 from ._wrapped import Wrapper, usable
 
 ARGUMENTS = "_clmemlife_arguments"
+_ONE_WAY = cl.mem_flags.READ_ONLY | cl.mem_flags.WRITE_ONLY
+_CONTEXT = "_clmemlife_context"
 _TEXT = "_clmemlife_text"
 _SCALARS = (np.generic, int, float, cl.LocalMemory)
 
@@ -63,7 +65,26 @@ def note_argument(kernel: Any, index: int, value: Any) -> None:
         about = None
     arguments.accesses = None
     if about is not None:
-        arguments.entries[index] = about, outer_site(sys._getframe(2))
+        where = outer_site(sys._getframe(2))
+        arguments.entries[index] = about, where
+        if type(about) is Wrapper:
+            _check_context(kernel, index, value, about, where)
+
+
+def _check_context(kernel: Any, index: int, value: Any, about: Wrapper, site: str) -> None:
+    """An argument of another context is refused by some drivers; with others the kernel runs, with anything."""
+    own: int | None = kernel.__dict__.get(_CONTEXT)
+    if own is None:
+        own = kernel.__dict__[_CONTEXT] = kernel.context.int_ptr
+    if not about.context:
+        about.context = value.context.int_ptr
+    if about.context != own:
+        _faults.report(
+            "other_context",
+            f"argument {index} of kernel {_kernel_args.name_of(kernel)!r} is of another context than the kernel", site,
+            about.site, thing=str(about), error=ContextMismatchError,
+            remedy="Make the object in the context that the program was built in (kernel.context).",
+        )  # fmt: skip
 
 
 def kernel(kernel: Any, site: str) -> tuple[str, tuple[Any, ...], tuple[Access, ...]]:
@@ -95,7 +116,21 @@ def _describe(kernel: Any, arguments: Arguments, site: str) -> None:
         if about.host is not None:
             noted.append(about)
         accesses.append(about.whole(use))
+        if about.flags & _ONE_WAY and use in ("write", "update"):
+            _check_flags(kernel, index, about, use, site)
     arguments.accesses, arguments.noted = tuple(accesses), tuple(noted)
+
+
+def _check_flags(kernel: Any, index: int, about: Wrapper, use: str, site: str) -> None:
+    read_only = about.flags & cl.mem_flags.READ_ONLY
+    if read_only or use == "update":
+        name, does = ("READ_ONLY", "writes") if read_only else ("WRITE_ONLY", "reads and writes")
+        _faults.report(
+            "wrong_mem_flags",
+            f"kernel {_kernel_args.name_of(kernel)!r} {does} its argument {index}, which was made {name}: what that "
+            "does is undefined",
+            site, about.site, thing=str(about), remedy=f"Make it with mem_flags.READ_WRITE; {name} is about kernels.",
+        )  # fmt: skip
 
 
 def _check_owner(name: str, index: int, about: Wrapper, where: str, site: str) -> None:

@@ -94,8 +94,13 @@ def leaked(first: int, lost: Lost) -> tuple[LiveRecord, ...]:
     return (*records, *map(_of_map, maps), *ours)
 
 
-def report_collected() -> None:
-    """Report the lines whose objects only the collector could free, where that was much memory."""
+def report_collected(*, ours: bool = False) -> None:
+    """Report the lines whose objects only the collector could free, where that was much memory.
+
+    Where the collection was `ours`, that is said at the end of the program only: before, there could be others.
+    """
+    if ours and any(_outside(sys._getframe())):
+        _wrapped.collected.clear()
     sums: dict[str, tuple[int, int]] = {}
     for site, size in _wrapped.collected:
         count, total = sums.get(site, (0, 0))
@@ -106,7 +111,7 @@ def report_collected() -> None:
             _faults.report(
                 "left_to_collector",
                 f"{plural(count, 'object')} of {total} bytes made here, in reference cycles, held their memory until "
-                "Python's garbage collector ran, which knows nothing of device memory",
+                + ("the program ended" if ours else "Python's garbage collector ran, which knows nothing of them"),
                 site, remedy="Call release() when an object is done with, or break the cycle.", quietly=True,
             )  # fmt: skip
 

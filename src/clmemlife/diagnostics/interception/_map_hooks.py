@@ -58,7 +58,7 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         if _intercept.outside.rewrite_waits is not None and not blocking:
             more = _intercept.outside.rewrite_waits(queue, list(waits), "map")
             arguments, keywords = with_waits(names, arguments, keywords, more)
-        plan = Plan("map", "", (entry.access,), blocking, wrappers=(entry.wrapper,))
+        plan = Plan("map", "", (entry.access,), blocking, asked=entry.asked, wrappers=(entry.wrapper,))
         entry.key, entry.out_of_order = describe_queue(queue)
         result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
         array = result[0]

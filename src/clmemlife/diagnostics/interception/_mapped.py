@@ -30,8 +30,8 @@ class Map:
     """One map, from its call to its end."""
 
     __slots__ = (
-        "access", "array", "before", "event", "key", "number", "out_of_order", "pitch", "read_only", "released", "site",
-        "waited", "wrapper", "writes",
+        "access", "array", "asked", "before", "event", "key", "number", "out_of_order", "pitch", "read_only",
+        "released", "site", "waited", "wrapper", "writes",
     )  # fmt: skip
 
     def __init__(self, wrapper: Wrapper | Area, access: Access, flags: int, site: str) -> None:
@@ -42,6 +42,7 @@ class Map:
         self.number = next(_ledger._numbers)
         self.released: str | None = None
         self.waited = False
+        self.asked = (0, 0)  # bytes of the object, as the call has them
         self.pitch: tuple[int, int] | None = None  # of its rows, as it is and as it should be
         self.before: bytes | None = None
         self.array: weakref.ref[Any] | None = None
@@ -102,7 +103,9 @@ def describe_buffer(bound: Bound, site: str) -> Map:
     access = wrapper.access(
         reads=not flags & INVALIDATE, writes=bool(flags & ~READ & 7), start=offset, stop=offset + nbytes
     )
-    return Map(wrapper, access, flags, site)
+    entry = Map(wrapper, access, flags, site)
+    entry.asked = offset, offset + nbytes
+    return entry
 
 
 def describe_image(bound: Bound, site: str) -> Map:

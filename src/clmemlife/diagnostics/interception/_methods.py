@@ -70,10 +70,10 @@ def initialises(original: Function) -> Function:
             _refused.creation(error, context, flags, given.get("size"), given.get("hostbuf"), site)
             raise
         size, flags, hostbuf = given.get("size") or 0, int(given["flags"]), given.get("hostbuf")
-        if hostbuf is None:
-            watch_new(self, site, int(size), flags)
-        else:
-            on_host(watch_new(self, site, self.size, flags), hostbuf, site)
+        wrapper = watch_new(self, site, int(size) if hostbuf is None else self.size, flags)
+        wrapper.context = given["context"].int_ptr
+        if hostbuf is not None:
+            on_host(wrapper, hostbuf, site)
         return None
 
     return __init__

@@ -8,7 +8,8 @@ import pyopencl as cl
 
 from ... import _limits
 from ...flags import MemFlags
-from . import _faults
+from . import _copies, _faults
+from ._places import KEY
 from ._wrapped import Wrapper
 
 _STATUS = cl.status_code
@@ -58,14 +59,20 @@ def part(error: cl.Error, whole: Wrapper, context: Any, origin: int, size: int, 
             f"Cut it from the whole buffer, at byte {whole.offset + origin}.", str(whole),
         )  # fmt: skip
     elif origin + size > whole.size:
-        _report(
-            f"bytes [{origin}, {origin + size}) are not within the {whole.size} bytes of the buffer", site,
-            "Stay within its size.", str(whole),
-        )  # fmt: skip
+        _outside(whole, origin, origin + size, site)
 
 
-def command(error: cl.Error, wrappers: list[Wrapper], site: str) -> None:
-    """Say why a command with host memory could not be enqueued."""
+def _outside(whole: Any, start: int, stop: int, site: str) -> None:
+    _report(
+        f"bytes [{start}, {stop}) are not within the {whole.size} bytes of the {whole.kind}", site,
+        "Stay within its size.", str(whole),
+    )  # fmt: skip
+
+
+def command(error: cl.Error, wrappers: tuple[Any, ...], asked: tuple[int, int], site: str) -> None:
+    """Say why a command could not be enqueued."""
+    if error.code == _STATUS.INVALID_VALUE and wrappers and asked[1] > wrappers[0].size:
+        _outside(wrappers[0], *asked, site)
     for wrapper in wrappers if error.code == _STATUS.INVALID_OPERATION else ():
         if wrapper.flags & _BY_HOST:
             _report(
@@ -73,6 +80,28 @@ def command(error: cl.Error, wrappers: list[Wrapper], site: str) -> None:
                 "Make it without that flag, or use it by kernels and copies between device objects only.", str(wrapper),
             )  # fmt: skip
             return
+
+
+def other_context(queue: Any, things: list[Any], site: str) -> None:
+    """Say which object of a command is of another context than its queue."""
+    if not isinstance(queue, cl.CommandQueue):
+        return
+    for thing in things:
+        if isinstance(thing, (cl.MemoryObjectHolder, cl.Event, cl.Kernel)) and thing.context != queue.context:
+            known = getattr(thing, KEY, None)
+            what = "event" if isinstance(thing, cl.Event) else "kernel" if isinstance(thing, cl.Kernel) else "object"
+            _faults.report(
+                "refused_call", f"a command is refused: its queue is of one context, its {what} of another", site,
+                known.about.site if known is not None else _copies.sites.get(thing.int_ptr, ""), quietly=True,
+                thing=str(known.about) if known is not None else "", remedy=_INSTEAD[what],
+            )  # fmt: skip
+
+
+_INSTEAD = {
+    "event": "Wait for the event on the host: no command can wait for one of another context.",
+    "kernel": "Build the program in the context of the queue (queue.context).",
+    "object": "Make the object in the context of the queue (queue.context), and copy through the host.",
+}
 
 
 def nothing_to_migrate(error: cl.Error, site: str) -> None:

@@ -36,8 +36,8 @@ class Area:
     """One allocation."""
 
     __slots__ = (
-        "address", "coarse", "dropped", "flags", "freed", "host", "memory", "pending", "pooled", "rebound", "root",
-        "site", "size", "start",
+        "address", "coarse", "dropped", "flags", "freed", "host", "kind", "memory", "pending", "pooled", "rebound",
+        "root", "site", "size", "start",
     )  # fmt: skip
 
     def __init__(self, start: int, size: int, site: str, *, pooled: bool, coarse: bool) -> None:
@@ -45,7 +45,7 @@ class Area:
         self.coarse = coarse  # the host needs a map
         self.freed: str | None = None
         self.root = _ledger.Root(start, size, None, site)
-        self.flags, self.host = 0, None  # what a `Wrapper` has
+        self.flags, self.kind, self.host = 0, "allocation", None  # what a `Wrapper` has
         self.pending: deque[_User] = deque()
         self.address = 0  # of PyOpenCL's object in memory
         self.memory: Any = None  # that object, while it must not go

@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     accesses: tuple[Access, ...] = ()
     blocking: bool = False
     undefined: bool = False
+    asked: tuple[int, int] = (0, 0)  # bytes of the object, as the call has them
     host: Any = None  # the host memory that it copies from or to
     wrappers: tuple[Any, ...] = ()  # the objects (`Wrapper` or `Area`), of kernels only those that it must note
     borrowed: tuple[Any, ...] = ()  # host memory that nothing of PyOpenCL keeps until the command is complete
@@ -52,12 +53,13 @@ def _nbytes(host: Any) -> int:
 def _host_copy(to_device: bool, offset_name: str) -> Callable[[Bound, str], Plan]:
     def describe(bound: Bound, site: str) -> Plan:
         host = bound["hostbuf"]
+        start, nbytes = operator.index(bound.get(offset_name, 0)), _nbytes(host)
         wrapper, access = _linear(
-            bound["mem"], bound.get(offset_name, 0), _nbytes(host), site, reads=not to_device, writes=to_device,
-            what="enqueue_copy",
-        )  # fmt: skip
+            bound["mem"], start, nbytes, site, reads=not to_device, writes=to_device, what="enqueue_copy"
+        )
         blocking = bool(bound.get("is_blocking", True))
-        return Plan("enqueue_copy", "", (access,), blocking, host=host, wrappers=(wrapper,))
+        asked = start, start + nbytes
+        return Plan("enqueue_copy", "", (access,), blocking, asked=asked, host=host, wrappers=(wrapper,))
 
     return describe
 
@@ -113,11 +115,9 @@ def _recorded(use: Use, wrapper: Wrapper) -> Access:
 
 
 def _fill_buffer(bound: Bound, site: str) -> Plan:
-    wrapper, access = _linear(
-        bound["mem"], bound["offset"], operator.index(bound["size"]), site, reads=False, writes=True,
-        what="enqueue_fill_buffer",
-    )  # fmt: skip
-    return Plan("enqueue_fill", "", (access,), wrappers=(wrapper,))
+    start, size = operator.index(bound["offset"]), operator.index(bound["size"])
+    wrapper, access = _linear(bound["mem"], start, size, site, reads=False, writes=True, what="enqueue_fill_buffer")
+    return Plan("enqueue_fill", "", (access,), asked=(start, start + size), wrappers=(wrapper,))
 
 
 def image_access(image: Any, wrapper: Wrapper, origin: Any, region: Any, *, reads: bool, writes: bool) -> Access:

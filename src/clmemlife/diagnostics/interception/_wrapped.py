@@ -55,8 +55,8 @@ class Wrapper:
     """One PyOpenCL memory object: buffer, image, sub-buffer or block of a pool."""
 
     __slots__ = (
-        "accesses", "alive", "flags", "host", "int_ptr", "kind", "number", "offset", "parent", "pooled", "released",
-        "released_by", "root", "shared", "site", "size",
+        "accesses", "alive", "context", "flags", "host", "int_ptr", "kind", "number", "offset", "parent", "pooled",
+        "released", "released_by", "root", "shared", "site", "size",
     )  # fmt: skip
 
     def __init__(self, int_ptr: int, site: str, shared: Shared, offset: int, size: int, flags: int, kind: str) -> None:
@@ -67,6 +67,7 @@ class Wrapper:
         self.released: str | None = None  # where
         self.released_by = "release()"
         self.pooled = False
+        self.context = 0  # its address, once it was asked for
         self.host: Any = None  # the host memory behind it, or a weak reference to that
         self.parent: Shared | None = None
         self.number = next(_ledger._numbers)
