@@ -101,6 +101,7 @@ def test_wait_lists_alone_order_all_of_it(tmp_path: Path) -> None:
     assert results(done)[str(path)][0] == zlib.crc32(path.read_bytes())
 
 
+@pytest.mark.unordered("an event is taken out")
 @pytest.mark.parametrize(
     ("edge", "without", "hazard"),
     [

@@ -15,7 +15,7 @@ import pyopencl as cl
 import pytest
 
 import clmemlife as cml
-from clmemlife import LeakError, LeakWarning, MapFlags, Mapping, MemFlags, MemHandle
+from clmemlife import LeakError, LeakWarning, MapFlags, Mapping, MemFlags, MemHandle, _site
 
 KEPT: list[object] = []
 
@@ -176,6 +176,20 @@ def test_a_part_in_a_queue_whose_whole_was_released_counts_once(context, queue, 
 
 
 # -- how deep the call stack is kept -----------------------------------------------------------------------------------
+
+
+def test_each_line_has_its_own_site_also_in_code_at_the_address_of_another(monkeypatch):
+    monkeypatch.setattr(_site, "_MOST_LINES", 100)
+    for number in range(300):
+        names = {"caller_site": _site.caller_site}
+        exec(compile("def ours(): return caller_site()", f"{_site.PACKAGE}ours.py", "exec"), names)
+        exec(
+            compile("def one():\n  return [ours(),\n    ours()]\ndef two(): return [ours()]", f"{number}.py", "exec"),
+            names,
+        )
+        for _ in range(2):
+            assert names["one"]() + names["two"]() == [f"{number}.py:2", f"{number}.py:3", f"{number}.py:4"]
+    assert len(_site._lines) <= 100
 
 
 def test_one_line_of_the_call_stack_is_kept_unless_more_are_asked_for(context):

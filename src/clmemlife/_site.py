@@ -63,7 +63,19 @@ def caller_site(inner: str | tuple[str, ...] = _PACKAGE) -> str:
         filename = frame.f_code.co_filename
     if _depth > 1:
         return _with_stack(frame)
-    return f"{filename}:{frame.f_lineno}"
+    code, at = frame.f_code, frame.f_lasti
+    known = _lines.get((id(code), at))
+    if known is not None and known[0] is code:
+        return known[1]
+    if len(_lines) >= _MOST_LINES:
+        _lines.clear()
+    site = f"{filename}:{frame.f_lineno}"
+    _lines[id(code), at] = code, site
+    return site
+
+
+_MOST_LINES = 1024
+_lines: dict[tuple[int, int], tuple[types.CodeType, str]] = {}  # Python counts lines from the begin of a function
 
 
 def _with_stack(frame: types.FrameType) -> Site:

@@ -60,7 +60,8 @@ class Checker(Judge):
 
     def before(self, command: Command) -> None:
         """Judge a command that is about to be enqueued."""
-        with self._lock:  # `_step`, spelled out where it counts
+        self._lock.acquire()  # `_step`, spelled out where it counts: `with` takes twice as long
+        try:
             if self._inside:
                 self._later.append((self._before, command))
                 return
@@ -71,10 +72,13 @@ class Checker(Judge):
                 if self._later:
                     self._catch_up()
                 self._inside = False
+        finally:
+            self._lock.release()
 
     def after(self, command: Command) -> None:
         """Take note of the event of a command."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             if self._inside:
                 self._later.append((self._after, command))
                 return
@@ -85,6 +89,8 @@ class Checker(Judge):
                 if self._later:
                     self._catch_up()
                 self._inside = False
+        finally:
+            self._lock.release()
 
     def abandoned(self, command: Command) -> None:
         """Forget a command that the driver refused."""

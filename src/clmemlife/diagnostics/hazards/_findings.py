@@ -192,12 +192,11 @@ def judged(surveys: list[Survey]) -> list[Finding]:
     """Return what is wrong with the surveyed accesses of one command."""
     found: list[Finding] = []
     edges: set[tuple[Node, int]] = set()
-    for survey in surveys:
-        if survey.unordered or survey.undefined:
-            node, access = survey.use
+    for _, (node, access), _, _, unordered, undefined in surveys:
+        if unordered or undefined:
             if node.start is not None:  # an unmap: whatever came between was judged against its map
                 continue
-            for other, theirs in survey.unordered.items():
+            for other, theirs in unordered.items():
                 if (other, access.obj) in edges:
                     continue
                 edges.add((other, access.obj))
@@ -205,7 +204,7 @@ def judged(surveys: list[Survey]) -> list[Finding]:
                 finding = _collision(mine, use) if node.number > other.number else _collision(use, mine)
                 if finding.hazard != "host_map" or finding.first.writes or not finding.second.assumed:
                     found.append(finding)
-            for migration, theirs in survey.undefined.items():
+            for migration, theirs in undefined.items():
                 found.append(_finding("undefined_content", node, access, migration, theirs))
     return found
 

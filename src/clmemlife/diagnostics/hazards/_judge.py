@@ -65,7 +65,7 @@ class Judge(Steps):
         if node is None or undo is None:
             return
         for one in reversed(undo):
-            one.uses.forget(one)
+            one[0].forget(one)
         if node.start is not None:
             node.start.mapped = True
         self._order.take_back(command, node)
@@ -138,7 +138,7 @@ class Judge(Steps):
         surveys: list[Survey] = []
         found = judged(surveys) if self._survey(node, accesses, surveys) else []
         for one in surveys:
-            one.uses.record(one)
+            one[0].record(one)
         return found
 
     def _open(self, event: Hashable | None) -> list[Finding]:
