@@ -146,6 +146,12 @@ def marker_types() -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
+def on_intel() -> bool:
+    """Say whether the device is of Intel's runtime."""
+    return ON_INTEL
+
+
+@pytest.fixture(scope="session")
 def packs_rows() -> bool:
     """Say whether the rows of a mapped part of an image have no gaps between them."""
     return ON_NVIDIA

@@ -424,17 +424,18 @@ WRONG = {
         q.finish()
     """,
     "shared virtual memory is freed where nothing orders that behind a command": """
-        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
-        event = inc(q, (N,), None, memory)
-        q.flush()
-        while event.get_info(cl.event_info.COMMAND_EXECUTION_STATUS) > 0:
-            pass
-        memory.release()
-        memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
-        event = inc(q, (N,), None, memory)
-        q.flush()
-        memory.enqueue_release(q2) #: freed_in_use
-        event.wait()
+        from clmemlife.diagnostics.interception._copies import _get_info
+
+        def use():
+            memory = cl.SVMAllocation(ctx, 4 * N, 4, cl.svm_mem_flags.READ_WRITE)
+            event = inc(q, (N,), None, memory)
+            q.flush()
+            while _get_info(event, cl.event_info.COMMAND_EXECUTION_STATUS) > 0:
+                pass  # it is over, and the program does not know it
+            return memory
+
+        use().release() #: freed_in_use
+        use().enqueue_release(q2) #: freed_in_use
         q2.finish()
     """,
     "objects of another context": """
@@ -443,8 +444,6 @@ WRONG = {
         b = cl.Buffer(strangers, mf.READ_WRITE, 4 * N)
         form = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
         image = cl.create_image(strangers, mf.READ_WRITE, form, (8, 8))
-        event = cl.enqueue_marker(there)
-        there.flush()
         mine = buffer()
         setval.set_args(mine, np.int32(1))
         uses = [
@@ -454,7 +453,6 @@ WRONG = {
             lambda: cl.enqueue_fill_image(q, image, np.zeros(4, np.uint32), (0, 0), (8, 8)), #: refused_call
             lambda: map_buffer(q, b, mapf.READ, 0, (N,), np.int32), #: refused_call
             lambda: cl.enqueue_migrate_mem_objects(q, [mine, b]), #: refused_call
-            lambda: cl.enqueue_fill_buffer(q, mine, np.int32(0), 0, 4, wait_for=[event]), #: refused_call
             lambda: cl.enqueue_nd_range_kernel(there, setval, (N,), None), #: refused_call
         ]
         for use in uses:
@@ -468,6 +466,16 @@ WRONG = {
                 put()
             except cl.Error:
                 pass
+    """,
+    "an event of another context": """
+        there = cl.CommandQueue(cl.Context([device]))
+        event = cl.enqueue_marker(there)
+        there.flush()
+        try:
+            cl.enqueue_fill_buffer(q, buffer(), np.int32(0), 0, 4, wait_for=[event]) #: refused_call
+            raise SystemExit("it went through")
+        except cl.Error:
+            pass
     """,
     "more bytes than there are": """
         b = buffer(64)
@@ -854,9 +862,11 @@ def _line(site: str, program: Path) -> int:
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_a_mistake_is_reported_at_its_line(name: str, tmp_path: Path, packs_rows: bool) -> None:
+def test_a_mistake_is_reported_at_its_line(name: str, tmp_path: Path, packs_rows: bool, on_intel: bool) -> None:
     if name == "rows of an image map" and packs_rows:
         pytest.skip("here the rows of a map have no pitch to be forgotten")
+    if name == "an event of another context" and on_intel:
+        pytest.skip("Intel's runtime crashes on it")
     seen, expected, told = found(tmp_path, WRONG[name])
     assert expected, "say where"
     assert seen == expected, told

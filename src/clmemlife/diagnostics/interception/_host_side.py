@@ -16,6 +16,7 @@ from ._intercept import report_failed
 from ._places import caller, outer_site
 
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
+_FAILED = cl.status_code.EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST
 
 
 def host_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +42,10 @@ def waits(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Any) -> None:
         try:
             inner(self)
-        except cl.Error:
+        except cl.Error as error:
             site = caller(sys._getframe(1))
-            if site is not None and _faults.active and self.get_info(_STATUS) < 0:
+            failed = error.code == _FAILED or self.get_info(_STATUS) < 0  # some drivers do not say the latter
+            if site is not None and _faults.active and failed:
                 root = _inflight.root_failure(self)
                 where = _copies.sites.get(self.int_ptr, "")
                 report_failed("has failed, or an event that it waited for", site, self if where else root)
