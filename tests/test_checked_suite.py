@@ -43,6 +43,7 @@ def test_the_tests_of_commands_copies_maps_and_migrations_have_no_finding() -> N
     assert int(passed[1]) > 200
 
 
+@pytest.mark.unordered("in the tests that it runs")
 def test_a_test_that_misses_an_event_or_runs_what_does_would_fail(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
     test = tmp_path / "test_planted.py"

@@ -78,7 +78,7 @@ def test_no_map_is_lost_or_left_where_threads_map_and_release_the_same_buffer(co
     with cml.sanitize(hazards=False) as sanitizer:
         kept, _ = cl.enqueue_map_buffer(queue, buffer, mapf.READ, 0, (1,), np.int32)
         (root,) = _mapped.open_maps
-        kept.base.release(queue)
+        kept.base.release(queue).wait()
         assert together(16, work) == []
         assert _mapped.open_maps == {}
         assert _mapped.everything == {}
