@@ -444,6 +444,47 @@ print(code, len(gone))
 
 
 @needs_fork
+@pytest.mark.parametrize(
+    ("scope", "reader"),
+    [("check_hazards", "_checker"), ("sanitize", "_checker"), ("record_residency", "_recorder"),
+     ("record_timeline", "_recording")],
+)  # fmt: skip
+def test_a_forked_child_leaves_the_scopes_of_its_parent_in_silence(python, scope, reader):
+    done, _ = python(
+        FORK,
+        f"""
+free, locked = threading.Event(), threading.Event()
+def inside(lock):
+    with lock:
+        locked.set()
+        free.wait()
+def work():
+    scope.stop()  # what hangs on the gate is the parent's to judge
+    assert not getattr(scope, "findings", ()), scope.findings
+    for ask in (lambda: cml.dependencies(reads=[handle]), lambda: cml.residency(handle)):
+        try:
+            ask()
+        except RuntimeError:
+            continue
+        raise AssertionError("somebody listens")
+scope = cml.{scope}("record") if {scope!r} in ("check_hazards", "sanitize") else cml.{scope}()
+with scope:
+    for one in (queue, cl.CommandQueue(context)):
+        cml.enqueue_fill(one, handle, np.int32(1), wait_for=gate)
+    thread = threading.Thread(target=inside, args=(scope.{reader}._lock,))
+    thread.start()
+    locked.wait()  # by a thread that is not in the child
+    print(in_child(work))
+    free.set()
+    thread.join()
+assert len(getattr(scope, "findings", ())) == ({reader!r} == "_checker")
+gate.set_status(0)
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@needs_fork
 def test_a_forked_child_is_not_checked_and_nothing_of_the_checker_reaches_the_driver_there(python):
     done, _ = python(
         FORK,

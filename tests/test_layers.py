@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("_streaming",),
     (
         "diagnostics",
+        "diagnostics._scope",
         "diagnostics.hazards._clocks",
         "diagnostics.leaks._why",
         "diagnostics.timeline._spans",

@@ -70,6 +70,20 @@ observers: tuple[Observer, ...] = ()
 """Replaced, never changed."""
 
 
+def observe(observer: Observer) -> None:
+    """Tell `observer` from now on."""
+    global observers
+    with _lock:
+        observers = (*observers, observer)
+
+
+def unobserve(observer: Observer) -> None:
+    """Tell it no more."""
+    global observers
+    with _lock:
+        observers = tuple(one for one in observers if one is not observer)
+
+
 class Keeper(Protocol):
     """Who knows roots without handles and maps, while somebody listens."""
 

@@ -48,13 +48,11 @@ class LeakChecker:
         self._owned: dict[int, str] = {}
         self._numbers_of: dict[int, list[int]] = {}
         self._due: dict[int, str] = {}
-        with _ledger._lock:
-            _ledger.observers = (*_ledger.observers, self)
+        _ledger.observe(self)
 
     def close(self) -> None:
         """Stop to listen."""
-        with _ledger._lock:
-            _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
+        _ledger.unobserve(self)
         if self._tracker is not None:
             self._tracker._abandon()
         if self._raw is not None:

@@ -18,6 +18,10 @@ class Steps:
         self._inside = False
         self._later: list[tuple[Callable[[Any], None], Any]] = []
 
+    def forget_in_child(self) -> None:
+        """Let no step of another thread hold up a forked child, which takes none."""
+        self._lock, self._inside = threading.RLock(), False
+
     def _step(self, step: Callable[[Any], None], value: Any) -> None:
         with self._lock:
             if self._inside:

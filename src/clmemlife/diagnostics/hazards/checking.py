@@ -6,25 +6,25 @@ import atexit
 import os
 import sys
 from collections.abc import Collection, Iterable
-from types import TracebackType
 from typing import Any
 
 import pyopencl as cl
 
-from ... import _journal
 from ..._access import Declared
 from ..._handle import MemHandle
+from ..._journal import Access
 from ..._site import caller_site
 from ..._submit import describe_queue, whole
 from .. import _hooks
+from .._scope import Readers, Scope
 from . import Checker, Finding, Mode
 
 __all__ = ["check_hazards", "declare", "dependencies", "explain"]
 
-_active: list[Checker] = []
+_checkers: Readers[Checker] = Readers()
 
 
-class check_hazards:  # noqa: N801 - used like a function, as contextlib.suppress is
+class check_hazards(Scope):  # noqa: N801 - used like a function, as contextlib.suppress is
     """Check, while the block runs, that an event orders any two uses of the same bytes of which one writes.
 
     Parameters
@@ -52,27 +52,13 @@ class check_hazards:  # noqa: N801 - used like a function, as contextlib.suppres
     def start(self) -> None:
         """Begin to listen, as entering the block does."""
         _hooks.install()
-        _journal.subscribe(self._checker)
-        _active.append(self._checker)
+        _checkers.begin(self._checker)
 
     def stop(self) -> None:
         """Stop listening and judge what still hangs on a user event, as leaving the block does."""
-        if self._checker in _active:
-            _active.remove(self._checker)
-            _journal.unsubscribe(self._checker)
+        if _checkers.end(self._checker):
             _hooks.uninstall()
             self._checker.close()
-
-    def __enter__(self) -> check_hazards:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.stop()
-        except Exception:
-            if error is None:
-                raise
 
 
 def check_program(mode: Mode) -> None:
@@ -149,7 +135,7 @@ def declare(
     _listening("declare")
     queue = event.command_queue if queue is None else queue
     key, out_of_order = (None, False) if queue is None else describe_queue(queue)
-    for checker in list(_active):
+    for checker in list(_checkers.listening):
         checker.declare(
             event,
             _accesses(reads, False),
@@ -190,12 +176,12 @@ def explain(mem: Any) -> str:
 
 
 def _listening(name: str) -> Checker:
-    if not _active:
+    if not _checkers.listening:
         raise RuntimeError(f"{name} needs a checker that listens: use it within 'with clmemlife.check_hazards():'")
-    return _active[-1]
+    return _checkers.listening[-1]
 
 
-def _accesses(things: Iterable[Any], writes: bool) -> list[_journal.Access]:
+def _accesses(things: Iterable[Any], writes: bool) -> list[Access]:
     found = []
     for thing in [things] if isinstance(things, (MemHandle, Declared, cl.MemoryObjectHolder)) else things:
         mem = thing.mem if isinstance(thing, Declared) else thing

@@ -7,11 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Literal
 
-from ... import _journal, _ledger
+from ... import _ledger
 from ..._site import plural
+from .._scope import Readers, Scope
 from ..hazards import Checker, Finding
 from ..leaks._records import LiveRecord
 from . import _copies, _faults, _install, _intercept, _leases, _watched, _wrapped
@@ -29,9 +29,10 @@ the driver gets. What is put into it is not taken for an order that the program 
 after_enqueue: Callable[[Any, Any], None] | None = None
 """Called with queue and event after each."""
 _intercept.outside = sys.modules[__name__]
+_checkers: Readers[Checker] = Readers()
 
 
-class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
+class sanitize(Scope):  # noqa: N801 - used like a function, as contextlib.suppress is
     """Check, while the block runs, what a program does with plain PyOpenCL (and libraries over it).
 
     Parameters
@@ -153,7 +154,7 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             self._lost.start(self._first)
             _faults.active = (*_faults.active, self._faults)
             if self._checker is not None:
-                _journal.subscribe(self._checker)
+                _checkers.begin(self._checker)
                 self._knows = self._checker.has_waited_for
                 _watched.known_settled.append(self._knows)
 
@@ -177,30 +178,19 @@ class sanitize:  # noqa: N801 - used like a function, as contextlib.suppress is
             if self._wants_leaks:
                 self._leaks = leaked(self._first, self._lost)
         finally:
-            self._end()
-        if self._checker is not None:
+            listened = self._end()
+        if self._checker is not None and listened:
             self._checker.close()
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
+        """Put all back; say whether the checker has listened until now: it has not in a forked child."""
         with _install.lock:
             self._lost.stop()
             _faults.active = tuple(one for one in _faults.active if one is not self._faults)
-            if self._checker is not None:
-                _journal.unsubscribe(self._checker)
-                if self._knows in _watched.known_settled:
-                    _watched.known_settled.remove(self._knows)
+            if self._knows in _watched.known_settled:
+                _watched.known_settled.remove(self._knows)
             _install.uninstall()
-
-    def __enter__(self) -> sanitize:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.stop()
-        except Exception:
-            if error is None:
-                raise
+            return self._checker is not None and _checkers.end(self._checker)
 
 
 def _is_news(finding: Finding) -> bool:

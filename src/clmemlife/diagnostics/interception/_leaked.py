@@ -41,12 +41,10 @@ class Lost:
     def start(self, first: int) -> None:
         """Take note of those made since number `first`."""
         self._first = first
-        with _ledger._lock:
-            _ledger.observers = (*_ledger.observers, self)
+        _ledger.observe(self)
 
     def stop(self) -> None:
-        with _ledger._lock:
-            _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
+        _ledger.unobserve(self)
 
     def _added(self, entry: _ledger.Entry) -> None:
         """Nothing is to be known of what is alive: the ledger has it."""

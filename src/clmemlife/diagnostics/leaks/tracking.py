@@ -15,6 +15,7 @@ from ... import _callbacks, _inflight, _ledger
 from ..._meminfo import whole_of
 from ..._site import warn_at
 from ...exceptions import LeakError, LeakWarning
+from .._scope import Scope
 from . import Window, fold_peaks
 from ._records import LiveRecord, records_of
 
@@ -27,7 +28,7 @@ _OWNING = ("create_buffer", "create_image", "sub_buffer")
 _POLL_SECONDS = 0.001
 
 
-class track:  # noqa: N801 - used like a function, as contextlib.suppress is
+class track(Scope):  # noqa: N801 - used like a function, as contextlib.suppress is
     """Find what is made while the block runs and not ended when it ends, in all threads of the process.
 
     Parameters
@@ -114,8 +115,7 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
         self._begin_bytes, self._begin_total = counters.current_bytes, counters.total_bytes
         self._begin_count = counters.total_count
         fold_peaks(opened=self._window)
-        with _ledger._lock:
-            _ledger.observers = (*_ledger.observers, self)
+        _ledger.observe(self)
 
     def stop(self) -> tuple[LiveRecord, ...]:
         """End: find what leaks.
@@ -126,30 +126,27 @@ class track:  # noqa: N801 - used like a function, as contextlib.suppress is
             What `leaks` has; nothing is raised, and a second call returns the same.
         """
         if self._end is None:
-            self.leaks = self._judge()
-            self._abandon()
+            try:
+                self.leaks = self._judge()
+            finally:
+                self._abandon()
         return self.leaks
 
     def _abandon(self) -> None:
         """End without a look at what leaks."""
-        with _ledger._lock:
-            _ledger.observers = tuple(one for one in _ledger.observers if one is not self)
+        _ledger.unobserve(self)
         fold_peaks(closed=self._window)
         self._end = _ledger.counters.total_bytes, _ledger.counters.total_count
         self._watched.clear()
 
-    def __enter__(self) -> track:
-        self.start()
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        records = self.stop()
-        if not records or error is not None:
+        super().__exit__(kind, error, tb)
+        if not self.leaks or error is not None:
             return
         if self._mode == "raise":
-            raise LeakError(leak_text(records), records)
+            raise LeakError(leak_text(self.leaks), self.leaks)
         if self._mode == "warn":
-            warn_of(records)
+            warn_of(self.leaks)
 
     # -- for the ledger, which calls these -----------------------------------------------------------------------------
 

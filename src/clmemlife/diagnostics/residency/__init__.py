@@ -6,21 +6,20 @@ more (all of a buffer for a kernel that reads a part) or nothing at all (devices
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
-from ... import _journal
 from ..._handle import MemHandle
 from ..._meminfo import locate
+from .._scope import Readers, Scope
 from ._moves import Move, Residency, ResidencyFinding
 from ._recorder import Recorder
 
 __all__ = ["Move", "Residency", "ResidencyFinding", "record_residency", "residency"]
 
-_active: list[Recorder] = []
+_recorders: Readers[Recorder] = Readers()
 
 
-class record_residency:  # noqa: N801 - used like a function, as contextlib.suppress is
+class record_residency(Scope):  # noqa: N801 - used like a function, as contextlib.suppress is
     """Record where memory objects are while the block runs; `residency` asks.
 
     Notes
@@ -44,21 +43,11 @@ class record_residency:  # noqa: N801 - used like a function, as contextlib.supp
 
     def start(self) -> None:
         """Begin to listen, as entering the block does."""
-        _journal.subscribe(self._recorder)
-        _active.append(self._recorder)
+        _recorders.begin(self._recorder)
 
     def stop(self) -> None:
         """Stop listening, as leaving the block does."""
-        if self._recorder in _active:
-            _active.remove(self._recorder)
-            _journal.unsubscribe(self._recorder)
-
-    def __enter__(self) -> record_residency:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
+        _recorders.end(self._recorder)
 
 
 def residency(mem: Any) -> Residency:
@@ -82,7 +71,7 @@ def residency(mem: Any) -> Residency:
     -----
     Any thread; does not block. The innermost open block answers.
     """
-    if not _active:
+    if not _recorders.listening:
         raise RuntimeError("residency needs records: use it within 'with clmemlife.record_residency():'")
     root = mem._alive().root if isinstance(mem, MemHandle) else locate(mem)[0]
-    return _active[-1].report(root.number, root.label, root.size)
+    return _recorders.listening[-1].report(root.number, root.label, root.size)

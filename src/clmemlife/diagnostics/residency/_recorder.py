@@ -48,6 +48,10 @@ class Recorder:
             finally:
                 self._inside = False
 
+    def forget_in_child(self) -> None:
+        """Let no other thread hold up a forked child."""
+        self._lock, self._inside = threading.RLock(), False
+
     def moves(self) -> tuple[Move, ...]:
         """Return all moves."""
         with self._lock:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from ... import _journal, _ledger
+from ... import _ledger
 from .. import _hooks
+from .._scope import Readers, Scope
 from . import _ended
 from ._graph import dot
 from ._picture import draw
@@ -19,10 +19,10 @@ from ._trace import trace
 
 __all__ = ["TimelineCommand", "TimelineEvent", "TimelineQueue", "record_timeline"]
 
-_active: list[Recording] = []
+_recordings: Readers[Recording] = Readers()
 
 
-class record_timeline:  # noqa: N801 - used like a function, as contextlib.suppress is
+class record_timeline(Scope):  # noqa: N801 - used like a function, as contextlib.suppress is
     """Record while the block runs when commands ran, what they waited for, and what the host did meanwhile.
 
     Parameters
@@ -61,33 +61,20 @@ class record_timeline:  # noqa: N801 - used like a function, as contextlib.suppr
         """Begin to record, as entering the block does; what was recorded before is forgotten."""
         self.stop()
         recording = self._recording = Recording(self._limit)
-        _active.append(recording)
         _hooks.install()
-        with _ledger._lock:
-            _ledger.observers = (*_ledger.observers, recording)
-        _journal.subscribe(recording)
+        _ledger.observe(recording)
+        _recordings.begin(recording)
         recording.begin()
 
     def stop(self) -> None:
         """Stop recording, as leaving the block does; a second call does nothing."""
         recording = self._recording
-        if recording in _active:
-            assert recording is not None
-            _active.remove(recording)
-            _journal.unsubscribe(recording)
-            with _ledger._lock:
-                _ledger.observers = tuple(one for one in _ledger.observers if one is not recording)
+        if recording is not None and _recordings.end(recording):
+            _ledger.unobserve(recording)
             _hooks.uninstall()
             recording.close()
-            if not _active:
+            if not _recordings.listening:
                 _ended.clear()
-
-    def __enter__(self) -> record_timeline:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
 
     # -- what was recorded ---------------------------------------------------------------------------------------------
 
@@ -169,16 +156,3 @@ class record_timeline:  # noqa: N801 - used like a function, as contextlib.suppr
 
     def _snapshot(self) -> Snapshot:
         return Snapshot() if self._recording is None else self._recording.snapshot()
-
-
-def _after_fork_in_child() -> None:
-    while _active:
-        recording = _active.pop()
-        _journal.unsubscribe(recording)
-        _ledger.observers = tuple(one for one in _ledger.observers if one is not recording)
-        recording.forget_in_child()
-    _ended.forget_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

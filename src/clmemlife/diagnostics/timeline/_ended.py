@@ -9,6 +9,7 @@ one. What is held by nobody else, and the oldest of too many, is let go.
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from typing import Any
 
@@ -61,7 +62,11 @@ def clear() -> None:
     _held.clear()
 
 
-def forget_in_child() -> None:
+def _after_fork_in_child() -> None:
     """Keep what a forked child inherits for ever: to let go of it would reach the driver."""
     _opencl.immortalise(dict(_held))
     clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -99,6 +99,7 @@ class Recording:
     def forget_in_child(self) -> None:
         """Keep what a forked child inherits for ever: to let go of it would reach the driver."""
         self._lock = threading.Lock()
+        _ledger.unobserve(self)
         _opencl.immortalise(list(self._inbox))
         self._inbox.clear()
         self._events.forget_in_child()

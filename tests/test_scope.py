@@ -1,0 +1,87 @@
+"""What scopes have in common: how they end, and who of them listens."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import clmemlife as cml
+from clmemlife import _journal, _ledger
+from clmemlife.diagnostics._scope import Readers
+
+SCOPES = [cml.check_hazards, cml.record_residency, cml.record_timeline, cml.sanitize, cml.track]
+
+
+each_kind = pytest.mark.parametrize("kind", SCOPES, ids=lambda kind: kind.__name__)
+
+
+def fail_at_the_end(scope):
+    """Let the end of a scope fail once all is done."""
+    stop = scope.stop
+
+    def fail():
+        stop()
+        raise RuntimeError("the end")
+
+    scope.stop = fail
+
+
+@each_kind
+def test_an_end_that_fails_does_not_mask_the_exception_of_the_block(kind):
+    with pytest.raises(KeyError, match="mine"), kind() as scope:
+        fail_at_the_end(scope)
+        raise KeyError("mine")
+
+
+@each_kind
+def test_an_end_that_fails_says_so_after_a_block_that_did_not(kind):
+    with pytest.raises(RuntimeError, match="the end"), kind() as scope:
+        fail_at_the_end(scope)
+
+
+@each_kind
+def test_nothing_of_a_scope_listens_before_and_after(kind):
+    before = _journal.listeners, _ledger.observers
+    with kind() as scope:
+        assert (_journal.listeners, _ledger.observers) != before
+        scope.stop()
+        scope.stop()
+        assert (_journal.listeners, _ledger.observers) == before
+    assert (_journal.listeners, _ledger.observers) == before
+
+
+def test_a_scope_whose_judging_fails_listens_no_more(monkeypatch):
+    scope = cml.track()
+    monkeypatch.setattr(scope, "_judge", lambda: 1 / 0)
+    before = _ledger.observers
+    with pytest.raises(ZeroDivisionError), scope:
+        pass
+    assert _ledger.observers == before
+
+
+class Reader:
+    def before(self, command): ...
+
+    after = abandoned = host = before
+
+    def forget_in_child(self): ...
+
+
+def test_of_several_threads_that_end_a_reader_one_is_told_that_it_listened():
+    readers, reader = Readers(), Reader()
+    readers.begin(reader)
+    told = []
+    together = threading.Barrier(4)
+
+    def end():
+        together.wait()
+        told.append(readers.end(reader))
+
+    threads = [threading.Thread(target=end) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == [False, False, False, True]
+    assert reader not in _journal.listeners
