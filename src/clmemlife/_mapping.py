@@ -20,7 +20,7 @@ from ._room import with_room
 from ._site import caller_site, report_at, warn_at
 from ._submit import check_queue, check_usable, submit
 from ._unwritten import mark
-from .exceptions import DependencyError, HazardWarning, LiveViewError, UnmappedError, ViewWarning, status_name
+from .exceptions import HazardWarning, LiveViewError, UnmappedError, ViewWarning
 from .flags import MapFlags, require
 
 __all__ = ["MapState", "Mapping"]
@@ -164,9 +164,7 @@ class Mapping:
         try:
             event.wait()
         except cl.Error as error:
-            status = event.command_execution_status or error.code  # Intel's event says complete all the same
-            message = f"the {self._open.text} failed with {status_name(status)} ({status})"
-            raise DependencyError(event, status, message) from error
+            raise _waitlist.failure(event, f"the {self._open.text}", error) from error
 
     def copy(self) -> np.ndarray[Any, Any]:
         """Copy the mapped data; waits for the map.

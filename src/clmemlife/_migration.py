@@ -11,7 +11,6 @@ from . import _waitlist
 from ._across import can_stage, pays, staged
 from ._handle import MemHandle
 from ._submit import check_queue, check_usable, marker, migrate, whole
-from .exceptions import DependencyError, status_name
 from .flags import MigrationFlags, require
 
 __all__ = ["Migration"]
@@ -135,10 +134,7 @@ class Migration:
         try:
             self._event.wait()
         except cl.Error as error:
-            status = self._event.command_execution_status or error.code
-            raise DependencyError(
-                self._event, status, f"{self!r} failed with {status_name(status)} ({status})"
-            ) from error
+            raise _waitlist.failure(self._event, repr(self), error) from error
 
     def back(self, *, wait_for: Any = None) -> Migration:
         """Migrate the same objects to the device of `source_queue`, after this migration and `wait_for`.

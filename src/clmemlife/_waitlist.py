@@ -107,6 +107,12 @@ def prepare(queue: cl.CommandQueue, wait_for: Any) -> list[cl.Event] | None:
     return events
 
 
+def failure(event: cl.Event, what: str, error: cl.Error) -> DependencyError:
+    """Return what is to be raised where the wait for the `event` of `what` raised `error`."""
+    status = event.command_execution_status or error.code  # Intel's event says complete all the same
+    return DependencyError(event, status, f"{what} failed with {status_name(status)} ({status})")
+
+
 def _dependency_error(event: cl.Event, status: int) -> DependencyError:
     root = _inflight.root_failure(event)
     message = f"an event in wait_for has failed with {status_name(status)} ({status})"

@@ -170,7 +170,7 @@ class sanitize(Scope):  # noqa: N801 - used like a function, as contextlib.suppr
         if not running:
             return
         try:
-            _copies.look_at_events(UNSEEN)
+            _copies.look_at_events()
             report_collected()
             gc.collect()
             report_collected(ours=True)

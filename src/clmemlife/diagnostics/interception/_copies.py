@@ -10,7 +10,7 @@ import pyopencl as cl
 from ... import _opencl
 from ..._submit import plain_event
 from . import _faults
-from ._places import UNSEEN, Nobody
+from ._places import Nobody
 
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
 CLONE = "_clmemlife_event"
@@ -57,7 +57,7 @@ _MEMORY = (
 )
 
 
-def look_at_events(site: str) -> None:
+def look_at_events() -> None:
     """Report events of unfinished copies that the program has dropped: their end would have blocked."""
     for entry in pending.copy():
         event, plain, where = entry
@@ -80,7 +80,7 @@ def _remove(entry: tuple[Any, Any, str]) -> None:
 
 def let_events_go() -> None:
     """Let go of the events that are complete; keep the others for ever, since their end would wait."""
-    look_at_events(UNSEEN)
+    look_at_events()
     left = [entry for entry in (*pending, *_dropped) if _get_info(entry[1], _STATUS) > 0]
     if left:
         _opencl.immortalise(left)

@@ -26,7 +26,7 @@ def host_step(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if _copies.pending or _leases.leases or _svm.busy:
             site = outer_site(sys._getframe(1))
-            _copies.look_at_events(site)
+            _copies.look_at_events()
             _leases.look_at_leases(site)
             _svm.look_at_memory(site)
         return original(self, *arguments, **keywords)

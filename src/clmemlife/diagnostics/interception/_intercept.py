@@ -34,9 +34,24 @@ def bind(names: Sequence[str], arguments: tuple[Any, ...], keywords: dict[str, A
     return bound
 
 
-def with_waits(
-    names: Sequence[str], arguments: tuple[Any, ...], keywords: dict[str, Any], waits: list[Any]
+def understood(describe: Callable[[Bound, str], Any], bound: Bound, site: str, what: str) -> Any:
+    """Return what a call does; ``None`` for arguments that PyOpenCL refuses, or that only it understands."""
+    try:
+        return describe(bound, site)
+    except ClMemLifeError:
+        raise
+    except Exception as error:
+        _faults.unknown(f"{what} that could not be read ({type(error).__name__})")
+        return None
+
+
+def rewritten(
+    names: Sequence[str], arguments: tuple[Any, ...], keywords: dict[str, Any], queue: Any, waits: list[Any], what: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with the wait-list that a chaos run wants."""
+    if outside.rewrite_waits is None:
+        return arguments, keywords
+    waits = outside.rewrite_waits(queue, list(waits), what)
     place = names.index("wait_for")
     if place < len(arguments):
         return (*arguments[:place], waits, *arguments[place + 1 :]), keywords
@@ -46,6 +61,7 @@ def with_waits(
 def enqueues(name: str, entry: Entry, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that enqueues as `original` does, and publishes what that means."""
     names, describe = entry
+    what = f"a call of {name}"
 
     @functools.wraps(original)
     def enqueue(*arguments: Any, **keywords: Any) -> Any:
@@ -56,21 +72,14 @@ def enqueues(name: str, entry: Entry, original: Callable[..., Any]) -> Callable[
         queue = bound.get("queue")
         if not isinstance(queue, cl.CommandQueue):
             return original(*arguments, **keywords)  # which says what is wrong
-        try:
-            plan = describe(bound, site)
-        except ClMemLifeError:
-            raise
-        except Exception as error:  # arguments that PyOpenCL refuses, or that only it understands
-            _faults.unknown(f"a call of {name} that could not be read ({type(error).__name__})")
-            plan = Plan("foreign", name)
+        plan = understood(describe, bound, site, what) or Plan("foreign", name)
         if _mapped.everything:
             _mapped.check(plan.accesses, plan.kind, site)
         if plan.host is not None:
             _watched.used(plan.host, site)
         waits = checked_waits(bound.get("wait_for"), site)
-        if outside.rewrite_waits is not None and "wait_for" in names and not plan.blocking:
-            more = outside.rewrite_waits(queue, list(waits), plan.name or plan.kind)
-            arguments, keywords = with_waits(names, arguments, keywords, more)
+        if "wait_for" in names and not plan.blocking:
+            arguments, keywords = rewritten(names, arguments, keywords, queue, waits, plan.name or plan.kind)
         return published(queue, plan, waits, site, None, original, arguments, keywords)
 
     return enqueue
@@ -127,7 +136,7 @@ def published(
 ) -> Any:  # fmt: skip
     """Publish a command, enqueue it, and keep what must be kept."""
     if _copies.pending:
-        _copies.look_at_events(site)
+        _copies.look_at_events()
     if _leases.leases:
         _leases.look_at_leases(site)
     if _svm.busy:

@@ -10,9 +10,8 @@ from typing import Any
 import pyopencl as cl
 
 from ..._submit import describe_queue
-from ...exceptions import ClMemLifeError
-from . import _faults, _intercept, _mapped, _watched
-from ._intercept import bind, checked_waits, published, with_waits
+from . import _faults, _mapped, _watched
+from ._intercept import bind, checked_waits, published, rewritten, understood
 from ._places import caller
 from ._uses_of import Bound, Plan
 
@@ -45,19 +44,14 @@ def maps(image: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         queue = bound.get("queue")
         if not isinstance(queue, cl.CommandQueue):
             return original(*arguments, **keywords)
-        try:
-            entry = describe(bound, site)
-        except ClMemLifeError:
-            raise
-        except Exception as error:
-            _faults.unknown(f"a map that could not be read ({type(error).__name__})")
+        entry = understood(describe, bound, site, "a map")
+        if entry is None:
             return original(*arguments, **keywords)
         _mapped.check((entry.access,), "map", site)
         waits = checked_waits(bound.get("wait_for"), site)
         blocking = bool(bound.get("is_blocking", True))
-        if _intercept.outside.rewrite_waits is not None and not blocking:
-            more = _intercept.outside.rewrite_waits(queue, list(waits), "map")
-            arguments, keywords = with_waits(names, arguments, keywords, more)
+        if not blocking:
+            arguments, keywords = rewritten(names, arguments, keywords, queue, waits, "map")
         plan = Plan("map", "", (entry.access,), blocking, asked=entry.asked, wrappers=(entry.wrapper,))
         entry.key, entry.out_of_order = describe_queue(queue)
         result = published(queue, plan, waits, site, entry.number, original, arguments, keywords)
@@ -137,9 +131,7 @@ def unmaps(original: Callable[..., Any]) -> Callable[..., Any]:
             _mapped.compare(entry, site)
         waits = checked_waits(bound.get("wait_for"), site)
         queue = entry.key if queue is None else queue
-        if _intercept.outside.rewrite_waits is not None:
-            more = _intercept.outside.rewrite_waits(queue, list(waits), "unmap")
-            arguments, keywords = with_waits(("queue", "wait_for"), arguments, keywords, more)
+        arguments, keywords = rewritten(("queue", "wait_for"), arguments, keywords, queue, waits, "unmap")
         event = published(queue, _UNMAP, waits, site, entry.number, original, (self, *arguments), keywords, place)
         _mapped.closed(entry, site)
         _watched.watch_views(entry, sys._getframe(1))

@@ -13,9 +13,8 @@ import pyopencl as cl
 
 from ... import _journal
 from ..._submit import describe_queue
-from ...exceptions import ClMemLifeError
-from . import _faults, _intercept, _mapped, _svm, _watched
-from ._intercept import bind, checked_waits, published, with_waits
+from . import _faults, _mapped, _svm, _watched
+from ._intercept import bind, checked_waits, published, rewritten, understood
 from ._mapped import INVALIDATE, READ, Map
 from ._places import KEY, Nobody, Tripwire, caller
 from ._uses_of import Bound, Plan
@@ -55,18 +54,11 @@ def maps(original: Function) -> Function:
         queue = bound.get("queue")
         if site is None or not _faults.active or not isinstance(queue, cl.CommandQueue):
             return original(*arguments, **keywords)
-        try:
-            entry = _described(bound, site)
-        except ClMemLifeError:
-            raise
-        except Exception as error:
-            _faults.unknown(f"a map of shared virtual memory that could not be read ({type(error).__name__})")
-            entry = None
+        entry = understood(_described, bound, site, "a map of shared virtual memory")
         waits = checked_waits(bound.get("wait_for"), site)
         blocking = bool(bound.get("is_blocking", True))
-        if _intercept.outside.rewrite_waits is not None and not blocking:
-            more = _intercept.outside.rewrite_waits(queue, list(waits), "map")
-            arguments, keywords = with_waits(_MAP, arguments, keywords, more)
+        if not blocking:
+            arguments, keywords = rewritten(_MAP, arguments, keywords, queue, waits, "map")
         if entry is None:
             return published(
                 queue, Plan("foreign", "map", (), blocking), waits, site, None, original, arguments, keywords
@@ -139,9 +131,7 @@ def unmaps(original: Function) -> Function:
             return original(*arguments, **keywords)
         entry = _map_at(getattr(pointer, "svm_ptr", None))
         waits = checked_waits(bound.get("wait_for"), site)
-        if _intercept.outside.rewrite_waits is not None:
-            more = _intercept.outside.rewrite_waits(queue, list(waits), "unmap")
-            arguments, keywords = with_waits(_UNMAP, arguments, keywords, more)
+        arguments, keywords = rewritten(_UNMAP, arguments, keywords, queue, waits, "unmap")
         if entry is None:
             return published(queue, Plan("foreign", "unmap"), waits, site, None, original, arguments, keywords)
         _mapped.compare(entry, site)
