@@ -485,6 +485,38 @@ gate.set_status(0)
 
 
 @needs_fork
+@pytest.mark.parametrize(
+    "lock", ["_install.lock", "_svm._lock", "_wrapped._lock", "scope._faults._lock", "_hooks._lock"]
+)
+def test_a_forked_child_goes_on_where_a_thread_of_its_parent_was_in_the_middle_of_the_sanitizer(python, lock):
+    done, _ = python(
+        FORK,
+        f"""
+from clmemlife.diagnostics import _hooks
+from clmemlife.diagnostics.interception import _install, _svm, _wrapped
+free, locked = threading.Event(), threading.Event()
+def inside():
+    with {lock}:
+        locked.set()
+        free.wait()
+def work():
+    assert {lock}.acquire(timeout=5)
+    {lock}.release()
+    assert scope.findings == ()
+    scope.stop()
+with cml.sanitize() as scope:
+    thread = threading.Thread(target=inside)
+    thread.start()
+    locked.wait()
+    print(in_child(work))
+    free.set()
+    thread.join()
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@needs_fork
 def test_a_forked_child_is_not_checked_and_nothing_of_the_checker_reaches_the_driver_there(python):
     done, _ = python(
         FORK,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pyopencl as cl
 import pytest
 
 import clmemlife as cml
@@ -49,6 +50,18 @@ def test_nothing_of_a_scope_listens_before_and_after(kind):
         scope.stop()
         assert (_journal.listeners, _ledger.observers) == before
     assert (_journal.listeners, _ledger.observers) == before
+
+
+@pytest.mark.parametrize(
+    "kind", [cml.check_hazards, cml.record_residency, cml.sanitize], ids=lambda kind: kind.__name__
+)
+def test_a_scope_that_has_begun_does_not_begin_once_more(kind):
+    before, hooked = _journal.listeners, cl.Event.wait
+    with kind() as scope, pytest.raises(RuntimeError, match="has begun already"):
+        scope.start()
+    assert (_journal.listeners, cl.Event.wait) == (before, hooked)
+    with scope:  # and may, when it has ended
+        assert len(_journal.listeners) == len(before) + 1
 
 
 def test_a_scope_whose_judging_fails_listens_no_more(monkeypatch):

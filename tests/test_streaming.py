@@ -777,6 +777,22 @@ def test_launch_cannot_copy_out_more_than_there_is(queues, mix):
         next(cml.stream_chunks([noise(5)], launch, queues=queues[:3]))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("of_the_body", [True, False])
+def test_an_end_that_fails_does_not_mask_the_exception_of_the_block(queues, mix, monkeypatch, of_the_body):
+    stream = cml.stream_chunks(iter(()), mix, queues=queues[:1], chunk_bytes=64)
+    close = stream.close
+
+    def fail():
+        close()
+        raise OSError("late")
+
+    monkeypatch.setattr(stream, "close", fail)
+    with pytest.raises(KeyError if of_the_body else OSError), stream:
+        if of_the_body:
+            raise KeyError("mine")
+
+
 def test_exit_with_a_stream_under_way_is_silent(run):
     out = run("""
         kernel = cl.Kernel(program, "inc")

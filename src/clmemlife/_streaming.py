@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyopencl as cl
 from . import _waitlist
 from ._chunks import Run
 from ._pieces import pieces
+from ._site import unraisable
 from ._slots import Lane, Launch
 from ._submit import check_queue
 from .exceptions import ContextMismatchError
@@ -142,8 +144,13 @@ class ChunkStream(Iterator["np.ndarray[Any, Any]"]):
         self._run.open()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            unraisable(late)
 
     def plan(self) -> str:
         """Say which commands there are for one chunk ``k`` of each device, each with its queue and its wait-list.

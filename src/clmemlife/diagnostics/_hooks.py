@@ -85,6 +85,12 @@ def _of_commands() -> list[Hook]:
     ]
 
 
+def renew_lock() -> None:
+    """Take a new lock, in a forked child."""
+    global _lock
+    _lock = threading.Lock()
+
+
 host, commands = _Group(_of_host), _Group(_of_commands)
 
 

@@ -50,7 +50,9 @@ class Readers(Generic[R]):
         _all.append(self)
 
     def begin(self, reader: R) -> None:
-        """Let a reader listen."""
+        """Let a reader listen, once at a time."""
+        if reader in self.listening:
+            raise RuntimeError("this scope has begun already")
         _journal.subscribe(reader)
         self.listening.append(reader)
 

@@ -50,9 +50,15 @@ class check_hazards(Scope):  # noqa: N801 - used like a function, as contextlib.
         return self._checker.findings
 
     def start(self) -> None:
-        """Begin to listen, as entering the block does."""
-        _hooks.install()
+        """Begin to listen, as entering the block does.
+
+        Raises
+        ------
+        RuntimeError
+            It has begun already.
+        """
         _checkers.begin(self._checker)
+        _hooks.install()
 
     def stop(self) -> None:
         """Stop listening and judge what still hangs on a user event, as leaving the block does."""

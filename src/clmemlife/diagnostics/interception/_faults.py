@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -68,7 +68,6 @@ _RAW_WORDS = {
     "unmap": "event that MemoryMap.release returned at {0} (or call .wait() on it first)",
     "map": "event that the map returned at {0}",
 }
-_UNMAPPED = "event of an unmap: call .release(queue) of the map made at {0} yourself, since its end gives no event"
 
 
 OF_THE_CHECKER = frozenset({
@@ -116,6 +115,10 @@ class Faults:
         self.unknown: Counter[str] = Counter()
         self.commands = self.objects = self.maps = 0
         self._found: dict[str, Fault] = {}
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Take a new lock, at the begin and in a forked child."""
         self._lock = threading.RLock()  # a finalizer may report in the middle of a report
 
     @property
@@ -166,12 +169,3 @@ def unknown(reason: str) -> None:
     """Count something that cannot be known."""
     for faults in active:
         faults.unknown[reason] += 1
-
-
-def merged(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Return each fault once, with its count."""
-    found: dict[str, Fault] = {}
-    for fault in faults:
-        known = found.get(fault.key)
-        found[fault.key] = fault if known is None else replace(known, count=known.count + fault.count)
-    return tuple(found.values())

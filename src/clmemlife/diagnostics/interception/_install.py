@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from .. import _hooks
 from . import (
     _copies,
     _cpython,
+    _faults,
     _host_side,
     _intercept,
     _launch,
@@ -66,6 +68,20 @@ def install() -> None:
             _users -= 1
             _put_back()
             raise
+
+
+def _after_fork_in_child() -> None:
+    """Take new locks: threads that are not in the child may have the old ones."""
+    global lock
+    lock = threading.RLock()
+    for module in (_hooks, _svm, _wrapped):
+        module.renew_lock()
+    for faults in _faults.active:
+        faults.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def uninstall() -> None:

@@ -17,6 +17,14 @@ from ._leases import running
 from ._places import KEY, Tripwire
 
 _lock = threading.RLock()
+
+
+def renew_lock() -> None:
+    """Take a new lock, in a forked child."""
+    global _lock
+    _lock = threading.RLock()
+
+
 _starts: list[int] = []
 _areas: dict[int, Area] = {}
 busy: dict[int, Area] = {}

@@ -124,6 +124,12 @@ _shared: dict[int, Shared] = {}
 _lock = threading.RLock()
 
 
+def renew_lock() -> None:
+    """Take a new lock, in a forked child."""
+    global _lock
+    _lock = threading.RLock()
+
+
 def watch(mem: Any, site: str = UNSEEN) -> Wrapper:
     """Take note of an object; of one that has been noted before, return what is known."""
     known: Tripwire | None = getattr(mem, KEY, None)

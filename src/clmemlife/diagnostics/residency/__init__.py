@@ -42,7 +42,13 @@ class record_residency(Scope):  # noqa: N801 - used like a function, as contextl
         return self._recorder.moves()
 
     def start(self) -> None:
-        """Begin to listen, as entering the block does."""
+        """Begin to listen, as entering the block does.
+
+        Raises
+        ------
+        RuntimeError
+            It has begun already.
+        """
         _recorders.begin(self._recorder)
 
     def stop(self) -> None:
