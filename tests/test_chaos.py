@@ -237,6 +237,21 @@ def test_a_fault_of_its_own_holds_nothing_back_and_breaks_nothing(bench, sanitiz
     assert not scope.held_back
 
 
+def test_an_interrupt_in_the_middle_of_it_reaches_the_program(bench, sanitizer, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_pauses.Pauses, "enqueue", interrupt)
+    scope = chaos.Chaos(1)
+    scope.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench.run("kernel_then_kernel", True)
+        assert not scope._lock.locked()
+    finally:
+        scope.stop()
+
+
 def test_everything_is_put_back(sanitizer):
     before = {name: getattr(_opencl, name) for name in chaos._WAITS}
     for scope in (chaos.Chaos(1), chaos.Serializer()):

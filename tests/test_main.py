@@ -31,6 +31,15 @@ def test_info_lists_versions_loader_and_what_each_device_supports(capsys):
         assert f"  {what}: " in text
 
 
+def test_what_a_driver_refuses_is_not_known_and_an_interrupt_ends_it():
+    def ask(error):
+        raise error
+
+    assert _info._ask(lambda: ask(cl.RuntimeError("refused"))) is None
+    with pytest.raises(KeyboardInterrupt):
+        _info._ask(lambda: ask(KeyboardInterrupt()))
+
+
 def test_info_as_json_says_what_the_devices_say(capsys, devices):
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -17,13 +17,13 @@ SCOPES = [cml.check_hazards, cml.record_residency, cml.record_timeline, cml.sani
 each_kind = pytest.mark.parametrize("kind", SCOPES, ids=lambda kind: kind.__name__)
 
 
-def fail_at_the_end(scope):
+def fail_at_the_end(scope, error=RuntimeError):
     """Let the end of a scope fail once all is done."""
     stop = scope.stop
 
     def fail():
         stop()
-        raise RuntimeError("the end")
+        raise error("the end")
 
     scope.stop = fail
 
@@ -39,6 +39,13 @@ def test_an_end_that_fails_does_not_mask_the_exception_of_the_block(kind):
 def test_an_end_that_fails_says_so_after_a_block_that_did_not(kind):
     with pytest.raises(RuntimeError, match="the end"), kind() as scope:
         fail_at_the_end(scope)
+
+
+@each_kind
+def test_an_interrupt_at_the_end_is_not_lost(kind):
+    with pytest.raises(KeyboardInterrupt), kind() as scope:
+        fail_at_the_end(scope, KeyboardInterrupt)
+        raise KeyError("mine")
 
 
 @each_kind
