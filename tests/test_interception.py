@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyopencl as cl
@@ -118,6 +119,13 @@ def test_a_checker_around_the_block_sees_afterwards_what_it_saw_before(queue) ->
             pass
         assert {name for name, value in names().items() if before[name] is not value} == set()
     assert cl.wait_for_events is early_wait
+
+
+def test_all_modules_that_have_hooks_are_known_to_stand_in_the_place_of_pyopencl() -> None:
+    folder = Path(interception.__file__).parent
+    hooks = {str(path) for path in folder.glob("*.py") if "site = caller(sys._getframe(1))" in path.read_text()}
+    assert len(hooks) > 3
+    assert hooks <= _places._HOOKS
 
 
 def test_names_taken_before_and_in_the_block_are_hooked_and_put_back(queue, buffer) -> None:

@@ -50,7 +50,7 @@ _HOOKS = frozenset(
     os.path.join(folder, f"{name}.py")
     for folder, names in {
         os.path.dirname(_HERE): ("_hooks",),
-        _HERE: ("_host_side", "_intercept", "_launch", "_map_hooks", "_methods", "_svm_hooks"),
+        _HERE: ("_host_side", "_intercept", "_launch", "_map_hooks", "_methods", "_owners", "_svm_hooks"),
     }.items()
     for name in names
 )  # stand in the place of PyOpenCL's own functions
