@@ -742,6 +742,7 @@ def test_nested_sub_buffers_are_re_based_on_the_root(context, queue, step):
 
 def test_nesting_works_after_the_root_was_released(context, queue, step):
     root = MemHandle.create_buffer(context, 8 * step, label="field")
+    cml.enqueue_fill(queue, root, np.int32(0))
     with root.sub_buffer(2 * step, 4 * step) as child:
         root.release()
         with child.sub_buffer(step, step) as grandchild:
