@@ -670,6 +670,30 @@ def test_shared_virtual_memory_is_known_by_its_allocation(context, queue, record
     assert sanitizer.findings == ()
 
 
+def test_shared_virtual_memory_that_goes_between_two_scopes_is_not_looked_for(run) -> None:
+    run("""
+        import numpy as np, pyopencl as cl, clmemlife as cml
+
+        context = cl.create_some_context(interactive=False)
+        queue = cl.CommandQueue(context)
+        source = "kernel void inc(global int *x) { x[get_global_id(0)] += 1; }"
+        inc = cl.Kernel(cl.Program(context, source).build(), "inc")
+        if context.devices[0].svm_capabilities:
+            for _ in range(20):
+                with cml.sanitize() as one:
+                    memory = cl.SVM(cl.csvm_empty(context, 64, np.int32))
+                    inc(queue, (64,), None, memory).wait()
+                memory = cl.SVM(cl.csvm_empty(context, 64, np.int32))
+                with cml.sanitize() as two:
+                    inc(queue, (64,), None, memory)
+                    memory = cl.SVM(cl.csvm_empty(context, 64, np.int32))
+                    inc(queue, (64,), None, memory).wait()
+                    queue.finish()
+                assert one.findings == (), one.report()
+                assert {found.kind for found in two.findings} <= {"freed_in_use"}, two.report()
+    """)
+
+
 def test_commands_cost_little_memory(queue, buffer, kernels) -> None:
     others = _journal.listeners
     with cml.sanitize() as sanitizer:

@@ -477,6 +477,25 @@ WRONG = {
         except cl.Error:
             pass
     """,
+    "one of many events fails": """
+        gate, fine = cl.UserEvent(ctx), cl.enqueue_marker(q2)
+        event = inc(q, (N,), None, buffer(), wait_for=[gate])
+        q.flush()
+        gate.set_status(-1)
+        try:
+            cl.wait_for_events([fine, event]) #: failed_dependency
+            raise SystemExit("it went through")
+        except cl.Error:
+            pass
+    """,
+    "events of two contexts": """
+        there = cl.CommandQueue(cl.Context([device]))
+        try:
+            cl.wait_for_events([cl.enqueue_marker(q), cl.enqueue_marker(there)]) #: refused_call
+            raise SystemExit("it went through")
+        except cl.Error:
+            pass
+    """,
     "more bytes than there are": """
         b = buffer(64)
         uses = [

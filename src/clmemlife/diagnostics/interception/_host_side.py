@@ -16,6 +16,7 @@ from ._intercept import report_failed
 from ._places import caller, outer_site
 
 _STATUS = cl.event_info.COMMAND_EXECUTION_STATUS
+_get_info = cl.Event.get_info  # as it is without hooks
 _FAILED = cl.status_code.EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST
 
 
@@ -44,14 +45,40 @@ def waits(original: Callable[..., Any]) -> Callable[..., Any]:
             inner(self)
         except cl.Error as error:
             site = caller(sys._getframe(1))
-            failed = error.code == _FAILED or self.get_info(_STATUS) < 0  # some drivers do not say the latter
+            failed = error.code == _FAILED or _get_info(self, _STATUS) < 0  # some drivers do not say the latter
             if site is not None and _faults.active and failed:
-                root = _inflight.root_failure(self)
-                where = _copies.sites.get(self.int_ptr, "")
-                report_failed("has failed, or an event that it waited for", site, self if where else root)
+                _report_failure(self, site)
             raise
 
     return wait
+
+
+def waits_for_many(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``wait_for_events``, which says why a command has failed."""
+
+    @functools.wraps(original)
+    def wait_for_events(events: Any) -> None:
+        try:
+            original(events)
+        except cl.Error as error:
+            site = caller(sys._getframe(1))
+            if site is not None and _faults.active and error.code == _FAILED:
+                failed = [one for one in events if _get_info(one, _STATUS) < 0]
+                _report_failure((failed or events)[0], site)
+            elif site is not None and _faults.active and error.code == cl.status_code.INVALID_CONTEXT:
+                _faults.report(
+                    "refused_call", "a wait is refused, since its events are of several contexts", site,
+                    remedy="Wait for the events of each context in a call of their own.", quietly=True,
+                )  # fmt: skip
+            raise
+
+    return wait_for_events
+
+
+def _report_failure(event: Any, site: str) -> None:
+    root = _inflight.root_failure(event)
+    where = _copies.sites.get(event.int_ptr, "")
+    report_failed("has failed, or an event that it waited for", site, event if where else root)
 
 
 def sets_status(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,8 @@ from ._uses_of import ENTRIES
 
 lock = threading.RLock()
 _users = 0
-_classes: list[tuple[type, str, Any]] = []
+_classes: list[tuple[Any, str, Any]] = []
+"""And what is hooked like their methods."""
 _functions: list[tuple[str, Any, Any]] = []
 _constructors: list[tuple[type, int | None]] = []
 _OURS = __name__.partition(".")[0]
@@ -135,10 +136,11 @@ def _of_modules() -> Iterator[tuple[str, Any]]:
         if hasattr(cl._cl, name):
             yield name, hook(getattr(cl._cl, name))
     waits = cl._cl.wait_for_events  # `_hooks` has one in the place of `cl.wait_for_events`, perhaps for longer than we
-    yield "wait_for_events", functools.wraps(waits)(_hooks.waits_for_all(waits))
+    yield "wait_for_events", _host_side.waits_for_many(functools.wraps(waits)(_hooks.waits_for_all(waits)))
 
 
-def _of_classes() -> Iterator[tuple[type, str, Any]]:
+def _of_classes() -> Iterator[tuple[Any, str, Any]]:
+    yield cl, "wait_for_events", _host_side.waits_for_many(vars(cl)["wait_for_events"])  # that of `_hooks`
     holder, pooled = cl.MemoryObjectHolder, getattr(cl._cl, "PooledBuffer", None)
     for name, value in list(vars(holder).items()):
         if isinstance(value, property):

@@ -56,8 +56,12 @@ def note_argument(kernel: Any, index: int, value: Any) -> None:
         what = f"argument {index} of kernel {_kernel_args.name_of(kernel)!r}"
         about = usable(value, outer_site(sys._getframe(2)), what)
     elif isinstance(value, cl.SVMPointer):
+        known = arguments.entries.get(index)
+        if known is not None and type(known[0]) is _svm.Range and known[0].stands_for(value):
+            return
         about = _svm.range_of(value, outer_site(sys._getframe(2)))
         if about is None:
+            arguments.entries.pop(index, None)
             _faults.unknown("an argument in shared virtual memory whose allocation was not seen")
     elif arguments.entries.pop(index, None) is None:
         return

@@ -65,15 +65,21 @@ def _whose(name: str) -> int:
     return whose
 
 
-def outer_site(frame: Any) -> str:
-    """Return the innermost line that is neither PyOpenCL's nor ours."""
+def outer_frame(frame: Any) -> Any:
+    """Return the innermost frame that is neither PyOpenCL's nor ours, ``None`` where there is none."""
     while frame is not None:
         name = frame.f_code.co_filename
         whose = _files.get(name)
         if (_whose(name) if whose is None else whose) is _THEIRS:
-            return f"{name}:{frame.f_lineno}"
+            break
         frame = frame.f_back
-    return UNSEEN
+    return frame
+
+
+def outer_site(frame: Any) -> str:
+    """Return the line of `outer_frame`."""
+    frame = outer_frame(frame)
+    return UNSEEN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def variables(frame: types.FrameType) -> list[Any]:

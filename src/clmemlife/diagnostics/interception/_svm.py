@@ -6,6 +6,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pyopencl as cl
@@ -55,7 +56,7 @@ class Area:
         self.root = _ledger.Root(start, size, None, site)
         self.flags, self.kind, self.host = 0, "allocation", None  # what a `Wrapper` has
         self.pending: deque[_User] = deque()
-        self.address = 0  # of PyOpenCL's object in memory
+        self.address = 0  # of PyOpenCL's object in memory, as long as that is there
         self.memory: Any = None  # that object, while it must not go
         self.dropped = False  # by the program, while we keep it
         self.rebound = False  # to another queue: PyOpenCL orders the two itself
@@ -82,7 +83,7 @@ class Area:
         if self.pooled or self.freed is not None:
             return
         with _lock:
-            self._forget_complete()
+            self.forget_complete()
             self.pending.append(_User(event, site, unmap))
             if self.root.number not in busy:
                 busy[self.root.number] = self
@@ -93,16 +94,28 @@ class Area:
     def running(self) -> _User | None:
         """Return a command that is not complete, an unmap only where there is nothing else."""
         with _lock:
-            self._forget_complete()
+            self.forget_complete()
             left = [one for one in self.pending if running(one.event)]
         return min(left, key=lambda one: one.unmap, default=None)
 
-    def _forget_complete(self) -> None:
+    def forget_complete(self) -> None:
+        """Forget the oldest commands, as far as they are complete."""
         while self.pending and not running(self.pending[0].event):
             self.pending.popleft()
 
     def __str__(self) -> str:
         return f"SVM of {self.size} bytes, allocated at {self.site}"
+
+
+class _Alive(Tripwire):
+    """Goes with an allocation, also where nobody listens."""
+
+    __slots__ = ()
+
+    def __del__(self, _closing: Callable[[], bool] = sys.is_finalizing) -> None:
+        self.about.address = 0
+        if not _closing():
+            super().__del__(_closing)
 
 
 class Range:
@@ -112,6 +125,10 @@ class Range:
 
     def __init__(self, area: Area, start: int, size: int) -> None:
         self.area, self.start, self.size = area, start, size
+
+    def stands_for(self, pointer: Any) -> bool:
+        """Say whether a pointer of PyOpenCL is to the same bytes, and they are there."""
+        return self.area.address != 0 and pointer.svm_ptr == self.start and pointer.size == self.size
 
     def access(self, mode: str, site: str, size: int | None = None) -> _journal.Access:
         """Return the use of these bytes: "read", "write", "update" or, taken as read, "unclear"."""
@@ -137,7 +154,7 @@ def allocated(memory: Any, site: str, flags: int | None = None) -> None:
         if start not in _areas:
             _starts.insert(bisect_right(_starts, start), start)
         _areas[start] = area
-    setattr(memory, KEY, Tripwire(area, freed))
+    setattr(memory, KEY, _Alive(area, freed))
 
 
 def freed(area: Area, site: str) -> None:
@@ -161,9 +178,11 @@ def look_at_memory(site: str) -> None:
             if user is not None and not user.unmap:
                 area.dropped = True
                 report_in_use(area, user.site, site, "(the sanitizer keeps it)", quietly=True)
-        if area.running() is None:
-            busy.pop(number, None)
-            area.memory = None
+        with _lock:
+            area.forget_complete()
+            if not area.pending:
+                busy.pop(number, None)
+                area.memory = None
 
 
 def report_in_use(area: Area, user: str, site: str, more: str, *, fatal: bool = False, quietly: bool = False) -> None:

@@ -16,7 +16,7 @@ from ..._submit import describe_queue
 from . import _faults, _mapped, _svm, _watched
 from ._intercept import bind, checked_waits, published, rewritten, understood
 from ._mapped import INVALIDATE, READ, Map
-from ._places import KEY, Nobody, Tripwire, caller
+from ._places import KEY, Nobody, Tripwire, caller, outer_frame
 from ._uses_of import Bound, Plan
 
 Function = Callable[..., Any]
@@ -139,7 +139,7 @@ def unmaps(original: Function) -> Function:
         entry.wrapper.enqueued(event, site, unmap=True)
         _mapped.closed(entry, site)
         if entry.access.stop - entry.access.start == entry.wrapper.size:
-            _watched.watch_views(entry, sys._getframe(1))
+            _watched.watch_views(entry, outer_frame(sys._getframe(1)))
         if not _mapped.open_maps.get(entry.access.obj):
             _watched.watch(entry)
         return event
