@@ -73,11 +73,15 @@ NVIDIA_FAULTS = {
 """What NVIDIA's driver (580) does otherwise: each was seen with raw PyOpenCL alone."""
 
 
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "unordered(why): it misses an event on purpose, which CLMEMLIFE_CHECK=hazards is to leave alone"
     )
     config.addinivalue_line("markers", "alone(why): it has no meaning beside the checker of CLMEMLIFE_CHECK=hazards")
+    config.addinivalue_line("markers", "needs_gil(why): it does not hold where Python runs without its lock")
     config.addinivalue_line("markers", "needs_two_devices: it has no meaning on one device")
     config.addinivalue_line(
         "markers",
@@ -92,6 +96,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = item.get_closest_marker("alone")
         if CHECKED and alone is not None:
             item.add_marker(pytest.mark.skip(reason=f"beside a checker: {alone.args[0]}"))
+        if FREE_THREADED and (mark := item.get_closest_marker("needs_gil")) is not None:
+            item.add_marker(pytest.mark.xfail(reason=f"no lock: {mark.args[0]}", run=False))
         for mark in item.iter_markers("nvidia_fault"):
             reason = f"NVIDIA's driver: {NVIDIA_FAULTS[mark.args[0]]}"
             if ON_NVIDIA:

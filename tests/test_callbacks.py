@@ -267,6 +267,7 @@ def test_a_leased_object_lives_until_the_notice(driver: FakeDriver) -> None:
     assert _callbacks.leased_bytes() == 0
 
 
+@pytest.mark.needs_gil("an object is taken down by the thread that made it")
 def test_a_leased_object_ends_neither_on_the_reader_nor_on_the_thread_that_polls(
     driver: FakeDriver, dispatcher: _callbacks._Dispatcher
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_leased_object_ends_neither_on_the_reader_nor_on_the_thread_that_polls
     assert set(threads) == {dispatcher.leases.thread}
 
 
+@pytest.mark.needs_gil("an object is taken down by the thread that made it")
 def test_a_finalizer_that_blocks_delays_neither_notices_nor_callbacks(driver: FakeDriver) -> None:
     gate = threading.Event()
     seen: list[object] = []

@@ -576,6 +576,7 @@ print(usable(), cml.statistics().current_count)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\nTrue 1\n", "")
 
 
+@pytest.mark.needs_gil("a dictionary that a thread changes during the fork stays locked in the child")
 @needs_fork
 def test_a_fork_while_other_threads_use_the_library_leaves_the_child_able_to_go_on(python):
     done, _ = python(

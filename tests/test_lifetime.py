@@ -522,6 +522,7 @@ def test_a_warning_as_an_error_is_still_told_where_nothing_can_be_raised(run_pro
     assert "LeakWarning: 'dropped' (64 bytes" in done.stderr
 
 
+@pytest.mark.needs_gil("a dictionary that a thread changes during the fork stays locked in the child")
 def test_a_fork_while_threads_map_disarms_all_of_the_child(run_process):
     done = run_process(
         """
