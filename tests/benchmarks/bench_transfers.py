@@ -312,7 +312,7 @@ class Bench:
         return {
             "device": f"{len(self.devices)} x {device.name.strip()}",
             "driver": f"{device.platform.name} {device.driver_version}",
-            "pyopencl": cl.VERSION_TEXT,
+            "pyopencl": f"PyOpenCL {cl.VERSION_TEXT}",
             "date": time.strftime("%Y-%m-%d"),
         }
 
