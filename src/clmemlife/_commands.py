@@ -13,6 +13,7 @@ from ._access import Declared, Use
 from ._arguments import whole_numbers
 from ._handle import MemHandle
 from ._ledger import any_maps
+from ._site import plural
 from ._submit import check_queue, check_usable, submit, whole
 from .exceptions import CallError
 
@@ -83,7 +84,9 @@ def enqueue_kernel(
     known = getattr(kernel, "_clmemlife_facts", None) or _facts(kernel)
     accepts = known[0]
     if len(args) != len(accepts):
-        raise TypeError(f"{_kernel_args.text_of(kernel)} takes {len(accepts)} arguments, {len(args)} were given")
+        raise TypeError(
+            f"{_kernel_args.text_of(kernel)} takes {plural(len(accepts), 'argument')}, {len(args)} were given"
+        )
     if type(global_size) is not tuple:
         global_size = whole_numbers(global_size, "global_size")
     if local_size is not None and type(local_size) is not tuple:

@@ -87,7 +87,7 @@ def advice() -> str:
     """Return how to come by a driver that runs on any processor."""
     install = "install PoCL: conda install -c conda-forge pocl"
     if sys.platform == "linux":
-        install = 'install PoCL: python -m pip install "clmemlife[pocl]" (or: apt install pocl-opencl-icd)'
+        install = "install PoCL: python -m pip install pocl-binary-distribution (or: apt install pocl-opencl-icd)"
     variable = _only_place()
     if variable:
         return f"{variable} is set, and drivers are looked for there only: correct it, or unset it and {install}"

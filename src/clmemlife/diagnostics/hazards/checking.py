@@ -13,7 +13,7 @@ import pyopencl as cl
 from ..._access import Declared
 from ..._handle import MemHandle
 from ..._journal import Access
-from ..._site import caller_site
+from ..._site import caller_site, plural
 from ..._submit import describe_queue, whole
 from .. import _hooks
 from .._scope import Readers, Scope
@@ -79,8 +79,8 @@ def _end_of_program(scope: check_hazards, mode: Mode, pid: int) -> None:
         return
     scope.stop()
     if mode == "record" and scope.findings and sys.stderr is not None:
-        found = "\n\n".join(f"{one}\n  met {one.count} times" for one in scope.findings)
-        sys.stderr.write(f"clmemlife: {len(scope.findings)} hazards were found\n\n{found}\n")
+        found = "\n\n".join(f"{one}\n  met {plural(one.count, 'time')}" for one in scope.findings)
+        sys.stderr.write(f"clmemlife: found {plural(len(scope.findings), 'hazard')}\n\n{found}\n")
 
 
 def dependencies(*, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> list[cl.Event]:
