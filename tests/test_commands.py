@@ -728,3 +728,35 @@ def test_a_colour_that_the_driver_would_read_beyond_is_refused(context: cl.Conte
 def test_a_fill_with_python_objects_is_refused(queue, field):
     with pytest.raises(TypeError, match="Python objects"):
         cml.enqueue_fill(queue, field, np.array([None], object))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (((), None), "global_size must have 1 to"),
+        (((1,) * 99, None), "global_size must have 1 to"),
+        (((4,), (1, 1)), "local_size .* must have as many numbers as global_size"),
+        (((4,), None, (0, 0)), "global_offset .* must have as many numbers as global_size"),
+    ],
+)
+def test_sizes_that_do_not_fit_each_other_are_named(context, queue, kernel, sizes, message):
+    with MemHandle.create_buffer(context, 64) as handle, pytest.raises(ValueError, match=message):
+        global_size, local_size, *offset = sizes
+        cml.enqueue_kernel(
+            queue,
+            kernel("setval"),
+            global_size,
+            local_size,
+            InOut(handle),
+            np.int32(1),
+            global_offset=(offset or [None])[0],
+        )
+
+
+@pytest.mark.parametrize("wrong", ["x", object(), [], ...])
+def test_what_no_kernel_argument_can_be_is_a_type_error(context, queue, kernel, wrong):
+    with (
+        MemHandle.create_buffer(context, 64) as handle,
+        pytest.raises(TypeError, match="argument 1 of kernel 'setval'"),
+    ):
+        cml.enqueue_kernel(queue, kernel("setval"), (4,), None, InOut(handle), wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -629,3 +630,38 @@ def test_lines_and_arrays_go_to_buffers_and_images_and_back(
         out = np.zeros_like(pixels[inside])
         cml.enqueue_copy(queue, out, image, origin=(0,) * len(shape), region=region)
         assert (out == pixels[inside]).all()
+
+
+@pytest.mark.parametrize("pitches", [{}, range(3), "ab"])
+def test_pitches_of_a_rectangle_are_checked_before_the_driver(queue, buffer, pitches):
+    where = {"buffer_origin": (0, 0), "host_origin": (0, 0), "region": (16, 4)}
+    with suppress(TypeError, ValueError):
+        cml.enqueue_copy(queue, np.zeros(N, np.uint8), buffer, **where, buffer_pitches=pitches)
+
+
+@pytest.mark.parametrize("side", ["to an image", "from an image", "to SVM"])
+def test_process_a_blocking_copy_lets_other_threads_run(run, side):
+    """PyOpenCL holds the interpreter in these: a thread that is to open the gate never came to it."""
+    run(
+        f"""
+        side = {side!r}
+        context = cl.Context(cl.get_platforms()[0].get_devices()[:1])
+        queue = cl.CommandQueue(context)
+        gate = cl.UserEvent(context)
+        opener = threading.Timer(0.1, gate.set_status, (0,))
+        pixels = np.arange(64, dtype=np.uint8).reshape(4, 4, 4)
+        if side == "to SVM":
+            svm = cl.SVMAllocation(context, 64, 64, cl.svm_mem_flags.READ_WRITE, queue=queue)
+            opener.start()
+            event = cml.enqueue_copy(queue, svm, pixels, wait_for=gate)
+        else:
+            format = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
+            with cml.MemHandle.create_image(context, (4, 4), format) as image:
+                opener.start()
+                dest, src = (image, pixels) if side == "to an image" else (pixels, image)
+                event = cml.enqueue_copy(queue, dest, src, origin=(0, 0), region=(4, 4), wait_for=gate)
+        assert event.command_execution_status == 0
+        opener.join()
+        """,
+        timeout=30,
+    )

@@ -935,3 +935,10 @@ def test_a_release_that_fails_does_not_mask_the_exception_of_the_body(context, m
     monkeypatch.undo()
     real(address)
     assert "clReleaseMemObject" in str(unraisable[0].exc_value)
+
+
+@pytest.mark.parametrize("make", [MemHandle.retain, MemHandle.adopt])
+def test_a_number_that_is_no_address_is_refused(make):
+    for number in (0, -1, 1 << 64):
+        with pytest.raises(ValueError, match="is not the address of a cl_mem"):
+            make(number)

@@ -987,3 +987,28 @@ def test_a_mapping_cannot_be_copied_or_pickled(queue, field):
         for refused in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="cannot be pickled or copied"):
                 refused(mapping)
+
+
+def test_an_interrupt_right_after_the_unmap_does_not_leave_the_map_open(context, queue, monkeypatch):
+    def interrupt(*arguments):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with MemHandle.create_buffer(context, 64) as handle:
+        mapping = Mapping(queue, handle, MapFlags.WRITE)
+        array = mapping.array
+        monkeypatch.setattr(cml._inflight, "hold", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mapping.unmap()
+        assert (mapping.state, array.shape) == (MapState.UNMAPPED, (0,))
+        assert mapping.unmap() is mapping.unmap_event
+        cml.enqueue_fill(queue, handle, np.uint8(1), wait_for=mapping.unmap_event).wait()
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "yes", np.True_])
+def test_is_blocking_is_true_or_false(context, queue, wrong):
+    with MemHandle.create_buffer(context, 64) as handle:
+        with pytest.raises(TypeError, match="is_blocking must be True or False, not"):
+            Mapping(queue, handle, MapFlags.READ, is_blocking=wrong)
+        with pytest.raises(TypeError, match="is_blocking must be True or False, not"):
+            cml.enqueue_copy(queue, handle, np.zeros(64, np.uint8), is_blocking=wrong)

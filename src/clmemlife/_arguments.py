@@ -58,6 +58,12 @@ def whole_number(value: object, name: str) -> int:
     return operator.index(value)
 
 
+def check_bool(value: object, name: str) -> None:
+    """Raise ``TypeError`` for what is neither ``True`` nor ``False``."""
+    if value is not True and value is not False:
+        raise TypeError(f"{name} must be True or False, not {type(value).__name__} {value!r}")
+
+
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     """Return a sequence of numbers as a tuple of ``int``; refuse what has no order or is no number."""
     if isinstance(values, (str, bytes)) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
@@ -109,6 +115,6 @@ def address_of(value: object, caller: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{caller} takes a PyOpenCL memory object or the address of a cl_mem, not {value!r}")
     address = operator.index(value)
-    if address <= 0:
+    if not 0 < address < 1 << 64:
         raise ValueError(f"{address} is not the address of a cl_mem")
     return address

@@ -129,9 +129,11 @@ def enqueue_kernel(
                     _set_other(kernel, args, index, arg)
                     held.append(arg)
         except (CallError, cl.LogicError) as error:
+            detail = f"argument {index} of kernel {kernel.function_name!r} cannot be {arg!r}"
+            if error.routine == "Kernel.set_arg":  # PyOpenCL knows no way to pass it, and did not ask the driver
+                raise TypeError(detail) from None
             if error.routine != "clSetKernelArg":
                 raise
-            detail = f"argument {index} of kernel {kernel.function_name!r} cannot be {arg!r}"
             raise CallError(error.routine, error.code, detail) from None
         try:
             event: cl.Event = submit(
@@ -139,8 +141,8 @@ def enqueue_kernel(
                 queue, kernel, global_size, local_size, global_offset, waits,
                 name=_kernel_args.name_of(kernel) if uses or watched else "",
             )  # fmt: skip
-        except (RuntimeError, TypeError):  # what PyOpenCL cannot cast, before it asks the driver
-            _check_sizes(global_size=global_size, local_size=local_size, global_offset=global_offset)
+        except (RuntimeError, TypeError, cl.LogicError):  # what PyOpenCL cannot cast, or the driver does not take
+            _check_sizes(queue, global_size=global_size, local_size=local_size, global_offset=global_offset)
             raise
     return event
 
@@ -149,10 +151,17 @@ def _check(kernel: cl.Kernel, index: int, arg: Any) -> None:
     _kernel_types.check(_kernel_args.parameters(kernel)[index], index, _kernel_args.name_of(kernel), arg)
 
 
-def _check_sizes(**sizes: Any) -> None:
+def _check_sizes(queue: cl.CommandQueue, **sizes: Any) -> None:
+    dims, limit = len(sizes["global_size"]), queue.device.max_work_item_dimensions
+    if not 1 <= dims <= limit:
+        raise ValueError(f"global_size must have 1 to {limit} numbers, not {sizes['global_size']}") from None
     for name, size in sizes.items():
-        if size is not None and any(one < 0 for one in whole_numbers(size, name)):
+        if size is None:
+            continue
+        if any(one < 0 for one in whole_numbers(size, name)):
             raise ValueError(f"{name} {size} has a negative number") from None
+        if len(size) != dims:
+            raise ValueError(f"{name} {size} must have as many numbers as global_size, {dims}") from None
 
 
 def _use(kernel: cl.Kernel, index: int, mem: Any, declared: Declared | None) -> Use:

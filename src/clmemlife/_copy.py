@@ -11,7 +11,7 @@ import pyopencl as cl
 
 from . import _ledger, _opencl, _waitlist
 from ._access import Use
-from ._arguments import check_host_access, whole_numbers
+from ._arguments import check_bool, check_host_access, whole_numbers
 from ._handle import MemHandle
 from ._images import image_bytes, image_region
 from ._submit import check_queue, marker, plain_event, submit, target
@@ -62,6 +62,7 @@ def enqueue_copy(
     ``Rect`` forms, and the image forms.
     """
     check_queue(queue)
+    check_bool(is_blocking, "is_blocking")
     if isinstance(dest, cl.SVMPointer) or isinstance(src, cl.SVMPointer):
         return _submit(queue, (), dest, src, wait_for, is_blocking, {"is_blocking": is_blocking, **where})
     to_device, from_device = _is_device(dest), _is_device(src)
@@ -223,7 +224,12 @@ def _triple(where: dict[str, Any], name: str, rest: int) -> tuple[int, int, int]
 
 
 def _pitches(where: dict[str, Any], name: str) -> tuple[int, ...]:
-    return () if where.get(name) is None else whole_numbers(where[name], name)
+    if where.get(name) is None:
+        return ()
+    where[name] = numbers = whole_numbers(where[name], name)
+    if len(numbers) > 2:
+        raise ValueError(f"{name} has the bytes from row to row and from slice to slice, not {numbers}")
+    return numbers
 
 
 def _rectangle(

@@ -264,10 +264,11 @@ def _strike(entry: Entry | MapEntry, *, alive: bool) -> None:
                 _drop(entry.root, alive)
         elif type(entry) is Entry and _entries.pop(entry.number, None) is not None:
             counters.current_count -= 1
-            same = _by_address[entry.int_ptr]
-            same.remove(entry)
+            same = _by_address.get(entry.int_ptr, [])
+            if entry in same:  # unless an interrupt came while it was added
+                same.remove(entry)
             if not same:
-                del _by_address[entry.int_ptr]
+                _by_address.pop(entry.int_ptr, None)
             _drop(entry.root, alive)
     finally:
         _changing = False

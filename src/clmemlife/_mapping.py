@@ -13,6 +13,7 @@ import pyopencl as cl
 
 from . import _ledger, _waitlist
 from ._access import check_maps
+from ._arguments import check_bool
 from ._handle import MemHandle
 from ._layout import BufferLayout, ImageLayout, buffer_layout
 from ._openmap import INHERITED, NOT_YET, MapState, OpenMap, abandoned, decode
@@ -82,6 +83,7 @@ class Mapping:
         reads, writes = decode(require(flags, MapFlags), handle.flags)
         if views not in ("warn", "raise"):
             raise ValueError(f"views must be 'warn' or 'raise', not {views!r}")
+        check_bool(is_blocking, "is_blocking")
         mem = handle._share()
         check_usable(handle, queue)
         held = handle._entry
@@ -250,9 +252,14 @@ class Mapping:
                 return open_.unmap_event, "", ""
             open_.check()
             unwritten = open_.unwritten() if open_.debug else ""
-            event = open_.close(wait_for, queue)
-            self._finalizer.detach()
-            return event, open_.empty_array(), unwritten
+            problem = ""
+            try:
+                event = open_.close(wait_for, queue)
+            finally:
+                if open_.ended:
+                    self._finalizer.detach()
+                    problem = open_.empty_array()
+            return event, problem, unwritten
 
     def __enter__(self) -> Mapping:
         self._open.check()

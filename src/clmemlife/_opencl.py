@@ -201,6 +201,7 @@ enqueue_migrate_mem_objects = cl.enqueue_migrate_mem_objects
 enqueue_marker = cl.enqueue_marker
 flush = cl.CommandQueue.flush
 finish = cl.CommandQueue.finish  # PyOpenCL's own name may be hooked later
+_wait = cl.Event.wait
 _kinds = cl.mem_object_type
 _LINES = (_kinds.IMAGE1D, _kinds.IMAGE1D_ARRAY, _kinds.IMAGE1D_BUFFER)
 
@@ -222,7 +223,14 @@ def create_image(
 
 
 def enqueue_copy(queue: Any, dest: Any, src: Any, **where: Any) -> Any:
-    """Copy as PyOpenCL does, also images of one dimension and arrays of them, which its own function refuses."""
+    """Copy as PyOpenCL does, also images of one dimension and arrays of them, which its own function refuses.
+
+    It holds the interpreter in a blocking copy of an image or of SVM: such a copy is enqueued first, then waited for.
+    """
+    if where.get("is_blocking") and ("origin" in where or any(isinstance(one, cl.SVMPointer) for one in (dest, src))):
+        event = enqueue_copy(queue, dest, src, **{**where, "is_blocking": False})
+        _wait(event)
+        return event
     to_device, from_device = (isinstance(one, cl.MemoryObjectHolder) for one in (dest, src))
     if not any(one in where for one in ("origin", "dest_origin")) or not (
         (to_device and dest.type in _LINES) or (from_device and src.type in _LINES)

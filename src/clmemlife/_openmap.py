@@ -121,14 +121,18 @@ class OpenMap:
         if wait_for is not None or pending:
             own = [one for one in pending if one.command_execution_status >= 0]
             waits = _waitlist.prepare(queue, [wait_for, waits, own])
-        self.unmap_event = submit(
-            "unmap", queue, self.uses(), waits, self.memory_map, _opencl.enqueue_unmap_mem_object,
-            self.memory_map, queue, waits, mapping=self.entry.number, check=False,
-        )  # fmt: skip
-        self.ended = f"unmapped at {caller_site()}"
-        _ledger.remove(self.entry)  # the map holds the object, whose last user this may be
-        self.memory_map = None
-        return self.unmap_event
+        ended, done = f"unmapped at {caller_site()}", list[cl.Event]()
+        try:
+            submit(
+                "unmap", queue, self.uses(), waits, self.memory_map, _unmap,
+                done, self.memory_map, queue, waits, mapping=self.entry.number, check=False,
+            )  # fmt: skip
+        finally:
+            if done:
+                self.unmap_event, self.ended = done[0], ended
+                _ledger.remove(self.entry)  # the map holds the object, whose last user this may be
+                self.memory_map = None
+        return done[0]
 
     def check(self) -> None:
         """Raise unless it is open."""
@@ -173,6 +177,8 @@ class OpenMap:
             array.__setstate__(_EMPTY)
             array.flags.writeable = False
             del array
+        if self.anchor is None:  # an interrupt came before it was set
+            return ""
         alive, self.anchor = weakref.ref(self.anchor), None
         if alive() is None:
             return ""
@@ -180,6 +186,12 @@ class OpenMap:
             f"views of the array of the {self.text} live on after its unmap: what they show is stale and what is "
             "written through them is lost or corrupts data; use mapping.copy() for data that must last"
         )
+
+
+def _unmap(done: list[cl.Event], memory_map: Any, queue: cl.CommandQueue, waits: list[cl.Event] | None) -> cl.Event:
+    """Enqueue the unmap and put its event into `done`, without a step of Python where an interrupt could come."""
+    done.extend(map(_opencl.enqueue_unmap_mem_object, (memory_map,), (queue,), (waits,)))
+    return done[0]
 
 
 def abandoned(open_: OpenMap) -> None:

@@ -214,9 +214,10 @@ class Reference(Held):
         """Mark as gone; return the address to the one caller who then has the reference."""
         with self._lock:
             entry = self._entry
-            int_ptr, entry.held = entry.held, None
+            int_ptr = entry.held
             if int_ptr is not None:
                 self._gone = (how, caller_site())
+                entry.held = None
                 self._finalizer.detach()
             return int_ptr
 
