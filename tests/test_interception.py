@@ -685,12 +685,12 @@ def test_shared_virtual_memory_that_goes_between_two_scopes_is_not_looked_for(ru
                     inc(queue, (64,), None, memory).wait()
                 memory = cl.SVM(cl.csvm_empty(context, 64, np.int32))
                 with cml.sanitize() as two:
-                    inc(queue, (64,), None, memory)
+                    inc(queue, (64,), None, memory).wait()  # what it has not seen made, it does not keep
                     memory = cl.SVM(cl.csvm_empty(context, 64, np.int32))
                     inc(queue, (64,), None, memory).wait()
                     queue.finish()
                 assert one.findings == (), one.report()
-                assert {found.kind for found in two.findings} <= {"freed_in_use"}, two.report()
+                assert two.findings == (), two.report()
     """)
 
 

@@ -435,7 +435,8 @@ WRONG = {
             return memory
 
         use().release() #: freed_in_use
-        use().enqueue_release(q2) #: freed_in_use
+        kept = use()  # PoCL 3.0 reads the address from the object when the command runs
+        kept.enqueue_release(q2) #: freed_in_use
         q2.finish()
     """,
     "objects of another context": """
