@@ -887,3 +887,12 @@ def test_a_wait_in_one_thread_orders_what_another_enqueues(bench: Bench) -> None
         thread.start()
         thread.join()
         cml.enqueue_fill(bench.queue2, bench.field, ONE)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 3, object()])
+def test_what_is_no_event_and_no_memory_object_is_named(bench: Bench, wrong: object) -> None:
+    with cml.check_hazards("record"):
+        with pytest.raises(TypeError, match="declare takes the event of a command, not"):
+            cml.declare(wrong, reads=[bench.field])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="reads and writes take memory objects, not"):
+            cml.dependencies(reads=wrong)  # type: ignore[arg-type]

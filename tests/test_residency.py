@@ -262,3 +262,9 @@ def test_threads_may_record_at_once():
     for thread in threads:
         thread.join()
     assert sum(recorder.report(1, "x", 32).places.values()) == 32
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 3, []])
+def test_what_is_no_memory_object_has_no_residency(wrong):
+    with cml.record_residency(), pytest.raises(TypeError, match="residency takes a memory object, not"):
+        cml.residency(wrong)

@@ -129,6 +129,8 @@ def declare(
 
     Raises
     ------
+    TypeError
+        No event; no memory objects.
     RuntimeError
         No checker is listening (no `ClMemLifeError`: the program asked where there is nothing to ask).
     UnorderedAccessError
@@ -139,6 +141,8 @@ def declare(
     Any thread; does not block.
     """
     _listening("declare")
+    if not isinstance(event, cl.Event):
+        raise TypeError(f"declare takes the event of a command, not {type(event).__name__}")
     queue = event.command_queue if queue is None else queue
     key, out_of_order = (None, False) if queue is None else describe_queue(queue)
     for checker in list(_checkers.listening):
@@ -187,8 +191,10 @@ def _listening(name: str) -> Checker:
     return _checkers.listening[-1]
 
 
-def _accesses(things: Iterable[Any], writes: bool) -> list[Access]:
+def _accesses(things: Any, writes: bool) -> list[Access]:
     found = []
+    if not isinstance(things, (MemHandle, Declared, cl.MemoryObjectHolder, Iterable)):
+        raise TypeError(f"reads and writes take memory objects, not {type(things).__name__}")
     for thing in [things] if isinstance(things, (MemHandle, Declared, cl.MemoryObjectHolder)) else things:
         mem = thing.mem if isinstance(thing, Declared) else thing
         if not isinstance(mem, (MemHandle, cl.MemoryObjectHolder)):

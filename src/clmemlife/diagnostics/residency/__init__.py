@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyopencl as cl
+
 from ..._handle import MemHandle
 from ..._meminfo import locate
 from .._scope import Readers, Scope
@@ -70,6 +72,8 @@ def residency(mem: Any) -> Residency:
 
     Raises
     ------
+    TypeError
+        No memory object.
     RuntimeError
         Nothing is recorded.
 
@@ -79,5 +83,7 @@ def residency(mem: Any) -> Residency:
     """
     if not _recorders.listening:
         raise RuntimeError("residency needs records: use it within 'with clmemlife.record_residency():'")
+    if not isinstance(mem, (MemHandle, cl.MemoryObjectHolder)):
+        raise TypeError(f"residency takes a memory object, not {type(mem).__name__}")
     root = mem._alive().root if isinstance(mem, MemHandle) else locate(mem)[0]
     return _recorders.listening[-1].report(root.number, root.label, root.size)
