@@ -223,14 +223,19 @@ def create_image(
 
 
 def enqueue_copy(queue: Any, dest: Any, src: Any, **where: Any) -> Any:
-    """Copy as PyOpenCL does, also images of one dimension and arrays of them, which its own function refuses.
+    """Copy as PyOpenCL does, without holding the interpreter in a blocking copy of an image or of SVM, as it does.
 
-    It holds the interpreter in a blocking copy of an image or of SVM: such a copy is enqueued first, then waited for.
+    Such a copy is enqueued first, then waited for.
     """
     if where.get("is_blocking") and ("origin" in where or any(isinstance(one, cl.SVMPointer) for one in (dest, src))):
-        event = enqueue_copy(queue, dest, src, **{**where, "is_blocking": False})
+        event = _enqueue_copy(queue, dest, src, **{**where, "is_blocking": False})
         _wait(event)
         return event
+    return _enqueue_copy(queue, dest, src, **where)
+
+
+def _enqueue_copy(queue: Any, dest: Any, src: Any, **where: Any) -> Any:
+    """Copy also images of one dimension and arrays of them, which PyOpenCL's own function refuses."""
     to_device, from_device = (isinstance(one, cl.MemoryObjectHolder) for one in (dest, src))
     if not any(one in where for one in ("origin", "dest_origin")) or not (
         (to_device and dest.type in _LINES) or (from_device and src.type in _LINES)
