@@ -845,3 +845,14 @@ def test_the_example_of_two_devices_says_in_a_line_that_there_is_no_driver(tmp_p
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("two_device_pipeline.py: no OpenCL device: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_depth_beyond_all_reason_is_refused_before_memory_is_taken(queues, mix):
+    with pytest.raises(ValueError, match="depth is how many chunks are in flight"):
+        cml.stream_chunks(np.zeros(4, np.uint8), mix, queues=queues, depth=10**30)
+
+
+@pytest.mark.parametrize("wrong", [object, str, [], {}])
+def test_results_of_a_dtype_without_bytes_are_refused(queues, mix, wrong):
+    with pytest.raises(TypeError, match=r"output_dtype .* has no bytes of its own on a device"):
+        cml.stream_chunks(np.zeros(4, np.uint8), mix, queues=queues, output_dtype=wrong)

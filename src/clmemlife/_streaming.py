@@ -20,6 +20,8 @@ from .exceptions import ContextMismatchError
 
 __all__ = ["ChunkStream", "stream_chunks"]
 
+_MOST_SLOTS = 1 << 16
+
 
 def stream_chunks(
     chunks: Any, launch: Launch, *, queues: cl.CommandQueue | Iterable[cl.CommandQueue], depth: int = 3,
@@ -89,6 +91,8 @@ def stream_chunks(
     if not callable(launch):
         raise TypeError(f"launch must be callable, not {type(launch).__name__}")
     depth = operator.index(depth)
+    if depth > _MOST_SLOTS:
+        raise ValueError(f"depth is how many chunks are in flight on a device, {_MOST_SLOTS} at most, not {depth}")
     for name, number in (("depth", depth), ("chunk_bytes", chunk_bytes)):
         if number is not None and operator.index(number) < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
@@ -96,6 +100,9 @@ def stream_chunks(
         raise ValueError("output_bytes is 0 or more, and not given for a stream that works in place")
     if deal not in ("round_robin", "load"):
         raise ValueError(f"deal must be 'round_robin' or 'load', not {deal!r}")
+    dtype = None if output_dtype is None else np.dtype(output_dtype)
+    if dtype is not None and (dtype.hasobject or not dtype.itemsize):
+        raise TypeError(f"output_dtype {dtype!r} has no bytes of its own on a device")
     by_device: dict[Any, list[cl.CommandQueue]] = {}
     for queue in lanes:
         by_device.setdefault(queue.device, []).append(queue)
@@ -103,7 +110,7 @@ def stream_chunks(
     return ChunkStream(
         Run(
             pieces(chunks, chunk_bytes), launch, [Lane(mine, depth, first) for mine in by_device.values()],
-            chunk_bytes, output_bytes, None if output_dtype is None else np.dtype(output_dtype),
+            chunk_bytes, output_bytes, dtype,
             in_place=in_place, by_load=deal == "load" and len(by_device) > 1,
         )
     )  # fmt: skip
