@@ -899,3 +899,24 @@ def test_process_a_forked_child_neither_writes_nor_reads_the_notices_of_its_pare
     """)
     assert result.stdout.count("called") == 1
     assert result.stderr == ""
+
+
+def test_process_a_failing_callback_of_an_object_without_a_label_names_it_so(run) -> None:
+    output = run(
+        """
+        def fail(info):
+            raise ValueError("not today")
+
+        context = cl.Context(cl.get_platforms()[0].get_devices()[:1])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with cml.MemHandle.create_buffer(context, 64) as handle:
+                handle.on_destroy(fail)
+            deadline = time.monotonic() + 20
+            while not caught and time.monotonic() < deadline:
+                time.sleep(0.01)
+        print(caught[0].message)
+        """
+    )
+    assert "of unlabelled memory object (64 bytes, created at" in output
+    assert "raised ValueError: not today" in output

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from ._notices import Notices
 from ._runner import Runner, report_failure
+from ._site import describe
 
 __all__ = [
     "ObjectInfo", "Watch", "after_fork_in_child", "catch_up", "drain", "leased_bytes", "outstanding", "poll", "watch",
@@ -159,8 +160,8 @@ def _run_callback(holder: list[Callback], info: ObjectInfo) -> None:
                 step()
         except BaseException as error:  # also SystemExit: the thread serves others
             report_failure(
-                f"the on_destroy callback {getattr(fn, '__qualname__', repr(fn))} of {info.label!r} "
-                f"({info.size} bytes, created at {info.site}) raised {type(error).__name__}: {error}",
+                f"the on_destroy callback {getattr(fn, '__qualname__', repr(fn))} of "
+                f"{describe(info.label, info.size, info.site)} raised {type(error).__name__}: {error}",
                 error,
                 getattr(fn, "__code__", None),
             )
