@@ -108,7 +108,7 @@ class Mapping:
         self._lock = threading.RLock()
         self._flags, self._views = flags, views
         self._finalizer = NOT_YET
-        _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site))
+        _ledger.open_map(entry, lambda: check_maps(open_.use, "Mapping", site) if held.root.maps else None)
         try:
             call, arguments = layout.call(queue, mem, flags._value_, waits, is_blocking)
             result = submit(

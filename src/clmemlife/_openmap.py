@@ -121,7 +121,8 @@ class OpenMap:
         if wait_for is not None or pending:
             own = [one for one in pending if one.command_execution_status >= 0]
             waits = _waitlist.prepare(queue, [wait_for, waits, own])
-        ended, done = f"unmapped at {caller_site()}", list[cl.Event]()
+        ended = f"unmapped at {caller_site()}"
+        done: list[cl.Event] = []
         try:
             submit(
                 "unmap", queue, self.uses(), waits, self.memory_map, _unmap,
