@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pyopencl as cl
@@ -29,10 +30,14 @@ def fail_at_the_end(scope, error=RuntimeError):
 
 
 @each_kind
-def test_an_end_that_fails_does_not_mask_the_exception_of_the_block(kind):
-    with pytest.raises(KeyError, match="mine"), kind() as scope:
+def test_an_end_that_fails_does_not_mask_the_exception_of_the_block_and_is_told_with_it(kind, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda record: told.append(str(record.exc_value)))
+    with pytest.raises(KeyError, match="mine") as caught, kind() as scope:
         fail_at_the_end(scope)
         raise KeyError("mine")
+    notes = getattr(caught.value, "__notes__", ())
+    assert (told or list(notes)) in (["the end"], ["at the end of the block: RuntimeError: the end"])
 
 
 @each_kind

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from .. import _journal, _opencl
+from .._site import unraisable
 
 S = TypeVar("S", bound="Scope")
 R = TypeVar("R", bound="Reader")
@@ -30,9 +32,18 @@ class Scope:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self.stop()
-        except Exception:
+        except Exception as late:
             if error is None:
                 raise
+            _add(error, late)
+
+
+def _add(error: BaseException, late: Exception) -> None:
+    """Say in the exception of the block what its end has found."""
+    if sys.version_info >= (3, 11):
+        error.add_note(f"at the end of the block: {type(late).__name__}: {late}")
+    else:
+        unraisable(late)
 
 
 class Reader(_journal.Listener, Protocol):
