@@ -360,6 +360,17 @@ def test_memory_is_free_again_at_once_where_the_driver_tells_late(context, host,
         pass
 
 
+def test_memory_is_free_again_at_once_where_nothing_is_left_of_the_wait_when_the_word_comes(context, host, monkeypatch):
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
+    monkeypatch.setattr(_hostmem, "_LATE_SECONDS", 0.0)
+    catch_up, read, looks = _callbacks.catch_up, _opencl.read_pipe, []
+    monkeypatch.setattr(_callbacks, "catch_up", lambda: (looks.append("look"), catch_up()))
+    monkeypatch.setattr(_opencl, "read_pipe", lambda *args: read(*args) if len(looks) > 1 else b"")
+    with MemHandle.create_buffer(context, flags=USE, hostbuf=host):
+        pass
+
+
 def test_memory_that_a_queued_command_still_uses_is_refused_with_its_reason(context, queue, gate, host):
     with MemHandle.create_buffer(context, flags=USE, hostbuf=host, label="first") as first:
         event = cml.enqueue_fill(queue, first, np.int32(1), wait_for=gate)

@@ -55,7 +55,9 @@ class _Claim:
     def ends(self) -> bool:
         """Wait for the driver's word on an object that was released, a moment long; return whether it came."""
         deadline = time.monotonic() + _LATE_SECONDS
-        while not self.dead and self.released and time.monotonic() < deadline:
+        over = False
+        while not self.dead and self.released and not over:
+            over = time.monotonic() >= deadline  # one look more, after a wait that took longer than it should
             _inflight.sweep()
             _callbacks.catch_up()
             time.sleep(0.001)
